@@ -1,0 +1,127 @@
+// What a kernel is (KernelConfig, a template argument), how it walks (Schedule, a kernel parameter), and every number that
+// follows from the two. Kernel, host, emulator and tests call these functions; nobody recomputes one.
+// Not here: which config to take for a shape (host/select), which are compiled (instances.def).
+#pragma once
+#include <cstdint>
+
+#include "api/gemm.h"
+
+namespace hopgemm {
+
+enum class Major : uint8_t { kK, kMN };  // the dimension with unit stride
+enum class Arrangement : uint8_t {
+  kCooperative,  // both consumers share one tile, half of its rows each
+  kPingpong,     // each consumer has a tile of its own: one's epilogue runs under the other's math
+};
+
+inline constexpr int kTileK = 64;         // one 128-byte swizzle row of 16-bit elements
+inline constexpr int kWarpgroup = 128;    // threads
+inline constexpr int kNumConsumers = 2;   // warpgroups; a third one is the producer
+inline constexpr int kNumThreads = (kNumConsumers + 1) * kWarpgroup;
+inline constexpr int kMmaM = 64, kMmaK = 16;  // wgmma's fixed sizes
+inline constexpr int kSwizzleBytes = 128;     // a row of the swizzle atom; 8 rows are an atom
+inline constexpr int kAtomBytes = 8 * kSwizzleBytes;
+inline constexpr int kChunkN = kSwizzleBytes / 2;  // an MN-major operand lies in chunks this wide
+inline constexpr int kStagingBytes = kMmaM * kSwizzleBytes;  // a piece of the result on its way out: 64 rows
+inline constexpr int kStagingSlots = 2;                      // per consumer: fill one while TMA reads the other
+inline constexpr int kMaxTmaBox = 256;                       // elements in one box dimension
+
+struct KernelConfig {
+  DType dtype;
+  Major a_major, b_major;
+  int tile_m, tile_n;
+  int cluster_m, cluster_n;
+  int num_stages;
+  Arrangement arrangement;
+};
+
+// L2 policy of a TMA access, as `createpolicy` would encode it (the constants CUTLASS and DeepGEMM pass too).
+enum class CachePolicy : uint64_t {
+  kNormal = 0x1000000000000000,
+  kEvictFirst = 0x12F0000000000000,
+  kEvictLast = 0x14F0000000000000,
+};
+
+// The walk over the tiles. Strips `group` cluster tiles wide run along the raster axis, to and fro; every `k_period` steps
+// of the walk the K direction turns (0: never), so that a superblock of group x k_period tiles meets in L2 what the last
+// one left there (docs/design.md, tile order).
+struct Schedule {
+  bool along_m = true;  // a strip is `group` tiles of N wide and walks along M; else the other way round
+  int group = 8;
+  int k_period = 0;
+  int max_ctas = 0;  // 0: as many as the device holds
+  CachePolicy a_policy = CachePolicy::kNormal, b_policy = CachePolicy::kNormal, d_policy = CachePolicy::kNormal;
+};
+
+struct Config {
+  KernelConfig kernel;
+  Schedule schedule;
+};
+
+constexpr bool operator==(const KernelConfig& x, const KernelConfig& y) {
+  return x.dtype == y.dtype && x.a_major == y.a_major && x.b_major == y.b_major && x.tile_m == y.tile_m &&
+         x.tile_n == y.tile_n && x.cluster_m == y.cluster_m && x.cluster_n == y.cluster_n &&
+         x.num_stages == y.num_stages && x.arrangement == y.arrangement;
+}
+
+constexpr bool is_cooperative(const KernelConfig& c) { return c.arrangement == Arrangement::kCooperative; }
+constexpr int cluster_size(const KernelConfig& c) { return c.cluster_m * c.cluster_n; }
+constexpr int consumer_m(const KernelConfig& c) { return is_cooperative(c) ? c.tile_m / kNumConsumers : c.tile_m; }
+constexpr int mma_rows(const KernelConfig& c) { return consumer_m(c) / kMmaM; }  // wgmmas stacked along M
+
+// A wgmma is at most 256 wide and starts at a multiple of 64: 320 columns are issued as 192 + 128.
+constexpr int first_mma_n(int tile_n) { return tile_n <= 256 ? tile_n : 192; }
+
+constexpr int a_stage_bytes(const KernelConfig& c) { return c.tile_m * kTileK * 2; }
+constexpr int b_stage_bytes(const KernelConfig& c) { return c.tile_n * kTileK * 2; }
+
+// What a `full` barrier waits for: the whole stage, whichever CTA of the cluster sends it.
+constexpr int tx_bytes(const KernelConfig& c) { return a_stage_bytes(c) + b_stage_bytes(c); }
+
+// An `empty` barrier hears from each consumer of the tile in every CTA that this CTA's loads reach: its cluster row
+// (sharing A) and its cluster column (sharing B), itself counted once.
+constexpr int full_arrivals(const KernelConfig&) { return 1; }
+constexpr int empty_arrivals(const KernelConfig& c) {
+  return (is_cooperative(c) ? kNumConsumers : 1) * (c.cluster_m + c.cluster_n - 1);
+}
+constexpr int turn_arrivals(const KernelConfig&) { return 1; }
+
+// Shared memory, in bytes from a 1024-byte aligned base: A stages, B stages, staging, barriers (in no TMA destination).
+constexpr int a_offset(const KernelConfig& c, int stage) { return stage * a_stage_bytes(c); }
+constexpr int b_offset(const KernelConfig& c, int stage) {
+  return c.num_stages * a_stage_bytes(c) + stage * b_stage_bytes(c);
+}
+constexpr int staging_offset(const KernelConfig& c, int consumer, int slot) {
+  return b_offset(c, c.num_stages) + (consumer * kStagingSlots + slot) * kStagingBytes;
+}
+constexpr int barrier_offset(const KernelConfig& c, int index) { return staging_offset(c, kNumConsumers, 0) + index * 8; }
+constexpr int full_index(const KernelConfig&, int stage) { return stage; }
+constexpr int empty_index(const KernelConfig& c, int stage) { return c.num_stages + stage; }
+constexpr int turn_index(const KernelConfig& c, int consumer) { return 2 * c.num_stages + consumer; }
+constexpr int num_barriers(const KernelConfig& c) { return 2 * c.num_stages + kNumConsumers; }
+constexpr int smem_bytes(const KernelConfig& c) {
+  return barrier_offset(c, num_barriers(c)) + kAtomBytes;  // the base is aligned by hand: up to 1008 bytes are lost
+}
+
+// Registers per thread that setmaxnreg leaves each role. 65536 / 384 threads rounds down to 168 at launch, so
+// 128 * (producer + 2 * consumer) may not pass 384 * 168: a larger claim never returns.
+inline constexpr int kLaunchRegisters = 168;
+constexpr int accumulator_registers(const KernelConfig& c) { return mma_rows(c) * c.tile_n / 2; }
+constexpr int consumer_registers(const KernelConfig& c) { return accumulator_registers(c) > 128 ? 240 : 224; }
+constexpr int producer_registers(const KernelConfig& c) {
+  return kNumThreads * kLaunchRegisters / kWarpgroup - kNumConsumers * consumer_registers(c);
+}
+
+inline constexpr int kMaxSmemBytes = 232448;  // what compute capability 9.0 gives one CTA
+
+// May this config be compiled? One predicate for instances.def, the selector and the tests.
+constexpr bool is_valid(const KernelConfig& c) {
+  const bool cluster = (c.cluster_m == 1 || c.cluster_m == 2) && (c.cluster_n == 1 || c.cluster_n == 2);
+  const bool tile = consumer_m(c) % kMmaM == 0 && mma_rows(c) >= 1 && c.tile_n % 64 == 0 && c.tile_n >= 64 &&
+                    c.tile_n <= 320 && c.tile_m / c.cluster_n <= kMaxTmaBox;
+  const bool b_box = c.b_major == Major::kMN || c.tile_n / c.cluster_m <= kMaxTmaBox;
+  return c.dtype != DType::kF32 && cluster && tile && b_box && accumulator_registers(c) <= 192 &&
+         c.num_stages >= 2 && smem_bytes(c) <= kMaxSmemBytes;
+}
+
+}  // namespace hopgemm

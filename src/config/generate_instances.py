@@ -1,0 +1,95 @@
+"""Deals the rows of instances.def into .cu files, and writes the table that names them.
+
+    python generate_instances.py instances.def OUTPUT_DIR SHARDS      writes OUTPUT_DIR/instances_<i>.cu and instances.cc
+    python generate_instances.py instances.def --widths               prints the wgmma widths that the rows need
+
+Kernels are dealt from the heaviest on, like cards, so that every file takes about as long to compile.
+"""
+
+import pathlib
+import re
+import sys
+
+DTYPES = {"bf16": "kBF16", "f16": "kF16"}
+MAJORS = {"k": "kK", "m": "kMN", "n": "kMN"}
+LAYOUTS = ("kk", "kn", "mk", "mn")
+ROW = re.compile(r"HOPGEMM_SHAPE\((\d+), (\d+), (\d+), (\d+), (\d+), k(Cooperative|Pingpong)\)")
+
+SHARD = """// Written by generate_instances.py.
+#include "kernel/gemm_kernel.cuh"
+
+namespace hopgemm::instances {{
+{kernels}}}  // namespace hopgemm::instances
+"""
+
+KERNEL = """
+__global__ void __launch_bounds__(kNumThreads, 1) {name}(const __grid_constant__ GemmParams<CUtensorMap> params) {{
+  gemm_kernel<{config}>(params);
+}}
+const void* address_of_{name}() {{ return reinterpret_cast<const void*>(&{name}); }}
+"""
+
+TABLE = """// Written by generate_instances.py.
+#include "config/instances.h"
+
+namespace hopgemm {{
+namespace instances {{
+{declarations}}}  // namespace instances
+
+const Instance kInstances[] = {{
+{rows}}};
+const int kNumInstances = {count};
+
+}}  // namespace hopgemm
+"""
+
+
+def shapes(path):
+    text = pathlib.Path(path).read_text()
+    rows = [line for line in text.splitlines() if line.startswith("HOPGEMM_SHAPE")]
+    matches = [ROW.fullmatch(row.strip()) for row in rows]
+    if not rows or None in matches:
+        raise SystemExit(f"{path}: cannot read {rows[matches.index(None)] if rows else 'any row'!r}")
+    return [(*map(int, m.groups()[:5]), m[6]) for m in matches]
+
+
+def instances(path):
+    """(name, C++ config, accumulators per thread) of every kernel, in the order of the table."""
+    for tile_m, tile_n, cluster_m, cluster_n, stages, arrangement in shapes(path):
+        for dtype, enumerator in DTYPES.items():
+            for a, b in LAYOUTS:
+                short = "coop" if arrangement == "Cooperative" else "pingpong"
+                name = f"{dtype}_{a}{b}_{tile_m}x{tile_n}x64_c{cluster_m}x{cluster_n}_s{stages}_{short}"
+                config = (
+                    f"KernelConfig{{DType::{enumerator}, Major::{MAJORS[a]}, Major::{MAJORS[b]}, {tile_m}, {tile_n}, "
+                    f"{cluster_m}, {cluster_n}, {stages}, Arrangement::k{arrangement}}}"
+                )
+                rows = tile_m // 2 if arrangement == "Cooperative" else tile_m
+                yield name, config, rows * tile_n
+
+
+def main(path, output, shards=None):
+    if output == "--widths":
+        widths = {192 if n > 256 else n for _, n, *_ in shapes(path)} | {n - 192 for _, n, *_ in shapes(path) if n > 256}
+        print(*sorted(widths))
+        return
+    table = list(instances(path))
+    folder, count = pathlib.Path(output), int(shards)
+    folder.mkdir(parents=True, exist_ok=True)
+    heaviest_first = sorted(table, key=lambda row: (-row[2], row[0]))
+    for i in range(count):
+        kernels = "".join(KERNEL.format(name=name, config=config) for name, config, _ in heaviest_first[i::count])
+        write(folder / f"instances_{i}.cu", SHARD.format(kernels=kernels))
+    declarations = "".join(f"const void* address_of_{name}();\n" for name, *_ in table)
+    rows = "".join(f'    {{"{name}", {config}, &instances::address_of_{name}}},\n' for name, config, _ in table)
+    write(folder / "instances.cc", TABLE.format(declarations=declarations, rows=rows, count=len(table)))
+
+
+def write(path, text):
+    """Leaves an unchanged file alone, so that nothing is compiled again."""
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,116 @@
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "host/device.h"
+#include "host/pack.h"
+
+namespace hopgemm {
+namespace {
+
+constexpr int kPackTile = 32;  // a warp reads or writes 32 neighbours along whichever dimension is contiguous
+
+struct PackParams {
+  const uint16_t* source;
+  uint16_t* destination;
+  int64_t mn, k, mn_stride, k_stride, padded_k;
+  int64_t batch[kMaxBatchDims], batch_stride[kMaxBatchDims];
+  int batch_dims;
+  int64_t mn_tiles, k_tiles, tiles;
+};
+
+// 32 x 32 elements at a time through shared memory, so that reads follow the source's rows and writes the copy's.
+__global__ void __launch_bounds__(kPackTile * 8) pack_kernel(const __grid_constant__ PackParams p) {
+  __shared__ uint16_t tile[kPackTile][kPackTile + 2];
+  const int x = threadIdx.x % kPackTile, y0 = threadIdx.x / kPackTile;
+  const bool along_mn = p.mn_stride == 1;
+  for (int64_t t = blockIdx.x; t < p.tiles; t += gridDim.x) {
+    const int64_t k0 = t % p.k_tiles * kPackTile, mn0 = t / p.k_tiles % p.mn_tiles * kPackTile;
+    const int64_t batch = t / (p.k_tiles * p.mn_tiles);
+    int64_t offset = 0;
+    for (int64_t i = p.batch_dims - 1, rest = batch; i >= 0; --i) {
+      offset += rest % p.batch[i] * p.batch_stride[i];
+      rest /= p.batch[i];
+    }
+    for (int y = y0; y < kPackTile; y += 8) {
+      const int64_t mn = mn0 + (along_mn ? x : y), k = k0 + (along_mn ? y : x);
+      if (mn < p.mn && k < p.k) tile[along_mn ? x : y][along_mn ? y : x] = p.source[offset + mn * p.mn_stride + k * p.k_stride];
+    }
+    __syncthreads();
+    for (int y = y0; y < kPackTile; y += 8) {
+      const int64_t mn = mn0 + y, k = k0 + x;
+      if (mn < p.mn && k < p.k) p.destination[(batch * p.mn + mn) * p.padded_k + k] = tile[y][x];
+    }
+    __syncthreads();
+  }
+}
+
+struct FillParams {
+  EpilogueParams epilogue;
+  DType half;  // what a 16-bit element is
+  int64_t batch_inner, elements;
+};
+
+__device__ float element(const EpilogueMatrix& x, DType half, int64_t index) {
+  if (x.dtype == DType::kF32) return static_cast<const float*>(x.data)[index];
+  if (half == DType::kBF16) return __bfloat162float(static_cast<const __nv_bfloat16*>(x.data)[index]);
+  return __half2float(static_cast<const __half*>(x.data)[index]);
+}
+
+__global__ void __launch_bounds__(256) fill_kernel(const __grid_constant__ FillParams p) {
+  const EpilogueParams& e = p.epilogue;
+  for (int64_t i = int64_t{blockIdx.x} * 256 + threadIdx.x; i < p.elements; i += int64_t{gridDim.x} * 256) {
+    const int64_t n = i % e.n, m = i / e.n % e.m, batch = i / e.n / e.m;
+    const int64_t inner = batch % p.batch_inner, outer = batch / p.batch_inner;
+    auto index = [&](const EpilogueMatrix& x) {
+      return m * x.row_stride + n * x.col_stride + inner * x.batch_inner_stride + outer * x.batch_outer_stride;
+    };
+    float value = 0;
+    if (e.c.data) value = e.beta * element(e.c, p.half, index(e.c));
+    if (e.bias.data) value += element(e.bias, p.half, index(e.bias));
+    void* d = const_cast<void*>(e.d.data);
+    if (e.d.dtype == DType::kF32) static_cast<float*>(d)[index(e.d)] = value;
+    else if (p.half == DType::kBF16) static_cast<__nv_bfloat16*>(d)[index(e.d)] = __float2bfloat16_rn(value);
+    else static_cast<__half*>(d)[index(e.d)] = __float2half_rn(value);
+  }
+}
+
+template <class Params>
+Status launch(void (*kernel)(Params), Params& params, int64_t blocks, int threads, void* stream, const char* name) {
+  constexpr int64_t kMaxBlocks = 4096;  // the kernels stride over the rest
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks < kMaxBlocks ? blocks : kMaxBlocks));
+  config.blockDim = dim3(threads);
+  config.stream = static_cast<cudaStream_t>(stream);
+  void* args[] = {&params};
+  const cudaError_t e = cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), args);
+  if (e == cudaSuccess) return {};
+  cudaGetLastError();
+  return cuda_failure(e, name);
+}
+
+}  // namespace
+
+Status pack(const NormalOperand& o, int64_t mn, int64_t k, void* destination, void* stream) {
+  PackParams p{};
+  p.source = static_cast<const uint16_t*>(o.source.data);
+  p.destination = static_cast<uint16_t*>(destination);
+  p.mn = mn, p.k = k, p.mn_stride = o.source.row_stride, p.k_stride = o.source.col_stride, p.padded_k = o.mn_stride;
+  p.mn_tiles = (mn + kPackTile - 1) / kPackTile, p.k_tiles = (k + kPackTile - 1) / kPackTile;
+  p.tiles = p.mn_tiles * p.k_tiles;
+  p.batch_dims = o.source_batch_dims;
+  for (int i = 0; i < p.batch_dims; ++i) {
+    p.batch[i] = o.source_batch[i], p.batch_stride[i] = o.source.batch_stride[i];
+    p.tiles *= p.batch[i];
+  }
+  return launch(pack_kernel, p, p.tiles, kPackTile * 8, stream, "pack_kernel");
+}
+
+Status fill(const NormalProblem& problem, void* stream) {
+  const EpilogueParams& e = problem.epilogue;
+  FillParams p{e, DType::kBF16, problem.batch_inner, problem.m * problem.n * problem.batch_inner * problem.batch_outer};
+  for (const EpilogueMatrix* x : {&e.d, &e.c, &e.bias})
+    if (x->data && x->dtype != DType::kF32) p.half = x->dtype;
+  return launch(fill_kernel, p, (p.elements + 255) / 256, 256, stream, "fill_kernel");
+}
+
+}  // namespace hopgemm

@@ -1,0 +1,91 @@
+// make_plan: normalize, choose, describe.
+#include <algorithm>
+#include <cinttypes>
+#include <cstring>
+
+#include "host/config_name.h"
+#include "host/normal_form.h"
+#include "host/select.h"
+#include "host/status.h"
+
+namespace hopgemm {
+namespace {
+
+Status choose(const NormalProblem& p, const Problem& problem, const char* config, const DeviceFacts& facts, Choice& choice) {
+  const bool automatic = !config || !*config || !std::strcmp(config, "auto");
+  if (automatic) {
+    choice = select(p, problem.a.dtype, facts, problem.sm_limit);
+    if (choice.instance) return {};
+    return failure(Code::kUnsupportedDevice, "hopgemm: no kernel fits %s with %d SMs and %d bytes of shared memory a CTA",
+                   facts.name, facts.sm_count, facts.max_smem_bytes);
+  }
+  if (!parse_config(config, choice.instance, choice.schedule))
+    return failure(Code::kInvalidArgument, "hopgemm: config '%.100s' is unknown. Take a name from hopgemm._core.configs(), or \"auto\"", config);
+  const KernelConfig& c = choice.instance->config;
+  if (c.dtype != problem.a.dtype || c.a_major != p.a.major || c.b_major != p.b.major)
+    return failure(Code::kInvalidArgument, "hopgemm: config '%s' does not fit %s operands of majors %c%c. Take another, or \"auto\"",
+                   config, name_of(problem.a.dtype), p.a.major == Major::kK ? 'k' : 'm', p.b.major == Major::kK ? 'k' : 'n');
+  if (!std::strchr(config, '+')) choice.schedule = default_schedule(c, p, facts.sm_count);
+  std::snprintf(choice.reason, sizeof choice.reason, "asked for by name");
+  return {};
+}
+
+void describe_traffic(const Problem& p, Plan& plan) {
+  double batch = 1;
+  for (int i = 0; i < p.batch_dims; ++i) batch *= static_cast<double>(p.batch[i]);
+  auto copies = [&](const Matrix& x) {  // a broadcast operand is read once
+    double n = 1;
+    for (int i = 0; i < p.batch_dims; ++i) n *= x.batch_stride[i] ? static_cast<double>(p.batch[i]) : 1.0;
+    return n;
+  };
+  const double m = static_cast<double>(p.m), n = static_cast<double>(p.n), k = static_cast<double>(p.k);
+  plan.flops = 2 * m * n * k * batch;
+  plan.bytes = 2 * (m * k * copies(p.a) + k * n * copies(p.b)) + m * n * batch * static_cast<double>(size_of(p.d.dtype));
+}
+
+}  // namespace
+
+Status make_plan(const Problem& problem, const char* config, const DeviceFacts& facts, Plan& plan) {
+  plan = {};
+  if (facts.major != 9 || facts.minor != 0)
+    return failure(Code::kUnsupportedDevice, "hopgemm: %s has compute capability %d.%d; the kernel is for 9.0 (H100, H200) alone."
+                   " Pass fallback=True or set HOPGEMM_FALLBACK=1 for the framework's own product", facts.name, facts.major, facts.minor);
+  if (problem.sm_limit < 0)
+    return failure(Code::kInvalidArgument, "hopgemm: sm_limit is %d; it must be 0 (all SMs) or more", problem.sm_limit);
+  NormalProblem p;
+  HOPGEMM_TRY(normalize(problem, p));
+  plan.path = p.path;
+  plan.swapped = p.swapped;
+  if (p.path == Path::kEmpty) return {};
+  describe_traffic(problem, plan);
+  if (p.path == Path::kFill) return {};
+
+  Choice choice{};
+  HOPGEMM_TRY(choose(p, problem, config, facts, choice));
+  const Config chosen{choice.instance->config, choice.schedule};
+  const int64_t tiles = int64_t{ceil_div(p.m, chosen.kernel.tile_m)} * ceil_div(p.n, chosen.kernel.tile_n);
+  const double all_tiles = static_cast<double>(tiles) * static_cast<double>(p.batch_inner) * static_cast<double>(p.batch_outer);
+  if (all_tiles > 1e9)
+    return failure(Code::kInvalidArgument, "hopgemm: %.3g output tiles of %dx%d; at most 1e9. Split the product", all_tiles,
+                   chosen.kernel.tile_m, chosen.kernel.tile_n);
+  const TileGrid grid = make_tile_grid(chosen, p.m, p.n, static_cast<int>(p.batch_inner), static_cast<int>(p.batch_outer));
+  const int sm_count = problem.sm_limit > 0 ? std::min(problem.sm_limit, facts.sm_count) : facts.sm_count;
+  if (sm_count < cluster_size(chosen.kernel))
+    return failure(Code::kInvalidArgument, "hopgemm: config '%s' needs clusters of %d SMs, and %d may be used. Take a c1x1 config or \"auto\"",
+                   choice.instance->name, cluster_size(chosen.kernel), sm_count);
+  format_config(*choice.instance, choice.schedule, plan.config);
+  std::memcpy(plan.reason, choice.reason, sizeof plan.reason);
+  plan.majors[0] = p.a.major == Major::kK ? 'k' : 'm';
+  plan.majors[1] = p.b.major == Major::kK ? 'k' : 'n';
+  plan.pack_a = p.a.pack, plan.pack_b = p.b.pack;
+  plan.store = p.epilogue.store;
+  plan.tiles = static_cast<int64_t>(all_tiles);
+  plan.grid = grid_size(chosen, grid, sm_count);
+  plan.waves = static_cast<double>(grid.num_blocks) * cluster_size(chosen.kernel) / plan.grid;
+  plan.workspace_bytes = p.a.packed_bytes + p.b.packed_bytes;
+  return {};
+}
+
+const char* config_name(int index) { return index >= 0 && index < kNumInstances ? kInstances[index].name : nullptr; }
+
+}  // namespace hopgemm

@@ -1,0 +1,68 @@
+// The contract between the role loops and whatever runs them: PtxHw on the GPU, EmulatedHw on the CPU. One object per role.
+// A call stands for the whole role (one producer thread, or the 128 threads of a consumer), never for a lane.
+//
+// What orders what
+//   init, fence_init          by the leader alone; then cta_sync or cluster_sync makes the barriers known to all.
+//   cta_sync, cluster_sync    every thread of the CTA or cluster meets; what was before it is visible after it.
+//   wait(barrier, parity)     returns when the phase of that parity has completed; everything before the arrivals that
+//                             completed it is visible after it. Barriers start in phase 0; a wait for parity 1 then passes.
+//   arrive_expect_tx          one arrival, and `bytes` more that copies must deliver before the phase can complete.
+//   arrive_cluster            one arrival on this barrier in every CTA of the mask. Orders nothing but what the caller waited
+//                             for: the wgmma that read the stage.
+//   load<multicast>           returns at once; some time later the box is in shared memory (of every CTA of the mask, at the
+//                             same offset) and its bytes are counted on that CTA's barrier of the same place. Elements
+//                             outside the tensor arrive as zeros, and count.
+//   mma                       returns at once; reads both operands any time until the mma_wait that covers its group returns.
+//   mma_commit, mma_wait<n>   closes a group; waits until at most n groups are unfinished. Groups finish in order.
+//   stage                     rounds a piece of the accumulator into the staging slot, by ordinary writes.
+//   fence_proxy_async         ordinary writes of this thread before it are seen by copies that are issued after it.
+//   consumer_sync             all 128 threads of this consumer meet.
+//   store                     returns at once; reads the slot any time until store_wait_read<n> covers it. Clips at the edges.
+//   store_wait_read<n>        at most n stores still read shared memory; then consumer_sync.
+//   store_drain               every store is done, in memory too.
+#pragma once
+#include <concepts>
+#include <cstdint>
+
+#include "kernel/params.h"
+
+namespace hopgemm {
+
+template <class Hw>
+concept Barriers = requires(Hw& hw, int stage, uint32_t parity, int bytes, uint32_t mask) {
+  hw.init(hw.full(stage), bytes);
+  hw.fence_init();
+  hw.wait(hw.full(stage), parity);
+  hw.wait(hw.empty(stage), parity);
+  hw.wait(hw.turn(0), parity);
+  hw.arrive(hw.turn(0));
+  hw.arrive_expect_tx(hw.full(stage), bytes);
+  hw.arrive_cluster(hw.empty(stage), mask);
+};
+
+template <class Hw>
+concept Hardware = Barriers<Hw> && requires(Hw& hw, const typename Hw::TensorMap& map, typename Hw::Accumulator& acc, int i,
+                                            CachePolicy policy, const EpilogueParams& epilogue, const Tile& tile) {
+  { Hw::kKernelConfig } -> std::convertible_to<KernelConfig>;
+  { hw.is_leader() } -> std::same_as<bool>;
+  hw.cta_sync();
+  hw.cluster_sync();
+  { hw.cluster() } -> std::same_as<int>;
+  { hw.num_clusters() } -> std::same_as<int>;
+  { hw.cta_rank() } -> std::same_as<int>;
+  { hw.consumer() } -> std::same_as<int>;
+  hw.template load<true>(map, i, hw.full(0), i, i, i, i, 1u, policy);
+  hw.mma(acc, i, true);
+  hw.mma_commit();
+  hw.template mma_wait<1>(acc);
+  hw.scale(acc, epilogue, tile);
+  hw.template stage<64>(acc, i, i, i, DType::kBF16);
+  hw.fence_proxy_async();
+  hw.consumer_sync();
+  hw.store(map, i, i, i, i, i, policy);
+  hw.template store_direct<64>(epilogue, i, i, i, tile);
+  hw.template store_wait_read<1>();
+  hw.store_drain();
+};
+
+}  // namespace hopgemm

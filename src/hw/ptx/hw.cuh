@@ -1,0 +1,230 @@
+// PtxHw: the contract of hw/hw.h on the GPU. Its calls pick the lanes; the instructions are in the files beside it.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "hw/hw.h"
+#include "hw/ptx/cluster.cuh"
+#include "hw/ptx/mbarrier.cuh"
+#include "hw/ptx/tma.cuh"
+#include "hw/ptx/wgmma.cuh"
+#include "kernel/layout.h"
+
+namespace hopgemm {
+
+template <KernelConfig kConfig> class PtxHw {
+ public:
+  static constexpr KernelConfig kKernelConfig = kConfig;
+  using TensorMap = CUtensorMap;
+  struct Accumulator {
+    float v[mma_rows(kConfig)][kConfig.tile_n / 2];
+  };
+
+  // `smem`: the 1024-byte aligned base. `consumer`: -1 in the producer.
+  __device__ __forceinline__ PtxHw(uint32_t smem, int consumer)
+      : smem_(smem), consumer_(consumer), thread_(threadIdx.x % kWarpgroup) {}
+
+  __device__ __forceinline__ int cluster() const { return blockIdx.x / cluster_size(kConfig); }
+  __device__ __forceinline__ int num_clusters() const { return gridDim.x / cluster_size(kConfig); }
+  __device__ __forceinline__ int cta_rank() const { return cluster_size(kConfig) > 1 ? ptx::cluster_ctarank() : 0; }
+  __device__ __forceinline__ int consumer() const { return consumer_; }
+
+  __device__ __forceinline__ bool is_leader() const { return threadIdx.x == 0; }
+  __device__ __forceinline__ void cta_sync() { __syncthreads(); }
+  __device__ __forceinline__ void cluster_sync() { ptx::cluster_sync(); }
+
+  // ---- barriers ----
+  __device__ __forceinline__ void init(uint32_t barrier, int arrivals) { ptx::mbarrier_init(barrier, arrivals); }
+  __device__ __forceinline__ void fence_init() { ptx::fence_mbarrier_init(); }
+  __device__ __forceinline__ uint32_t full(int stage) const { return barrier(full_index(kConfig, stage)); }
+  __device__ __forceinline__ uint32_t empty(int stage) const { return barrier(empty_index(kConfig, stage)); }
+  __device__ __forceinline__ uint32_t turn(int consumer) const { return barrier(turn_index(kConfig, consumer)); }
+  __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) { ptx::mbarrier_wait_parity(barrier, parity); }
+  __device__ __forceinline__ void arrive(uint32_t barrier) {
+    if (thread_ == 0) ptx::mbarrier_arrive(barrier);
+  }
+  __device__ __forceinline__ void arrive_expect_tx(uint32_t barrier, int bytes) {
+    ptx::mbarrier_arrive_expect_tx(barrier, bytes);
+  }
+  __device__ __forceinline__ void arrive_cluster(uint32_t barrier, uint32_t mask) {
+    if constexpr (cluster_size(kConfig) == 1) {
+      arrive(barrier);
+    } else {
+      if (thread_ < cluster_size(kConfig) && (mask >> thread_ & 1)) ptx::mbarrier_arrive_cluster(barrier, thread_);
+    }
+  }
+
+  // ---- operands ----
+  template <bool kMulticast>
+  __device__ __forceinline__ void load(const CUtensorMap& map, int offset, uint32_t barrier, int c0, int c1, int c2, int c3,
+                                       uint32_t mask, CachePolicy policy) {
+    if constexpr (kMulticast) {
+      ptx::tma_load_multicast(smem_ + offset, &map, barrier, c0, c1, c2, c3, static_cast<uint16_t>(mask), policy);
+    } else {
+      ptx::tma_load(smem_ + offset, &map, barrier, c0, c1, c2, c3, policy);
+    }
+  }
+
+  __device__ __forceinline__ void mma(Accumulator& acc, int stage, bool accumulate) {
+    const int first_row = is_cooperative(kConfig) ? consumer_ * consumer_m(kConfig) : 0;
+    const uint64_t a = ptx::smem_descriptor(
+        smem_ + a_offset(kConfig, stage) + mma_offset(kConfig.a_major, first_row, 0), kConfig.a_major);
+    const uint64_t b = ptx::smem_descriptor(smem_ + b_offset(kConfig, stage), kConfig.b_major);
+    fence_accumulator(acc);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kTileK / kMmaK; ++step) {
+#pragma unroll
+      for (int row = 0; row < mma_rows(kConfig); ++row) {
+        mma_columns<0, first_mma_n(kConfig.tile_n)>(acc.v[row], a + (mma_offset(kConfig.a_major, row * kMmaM, step) >> 4), b,
+                                                    step, accumulate || step > 0);
+      }
+    }
+  }
+  __device__ __forceinline__ void mma_commit() { ptx::wgmma_commit_group(); }
+  template <int kPending> __device__ __forceinline__ void mma_wait(Accumulator& acc) {
+    ptx::wgmma_wait_group<kPending>();
+    if constexpr (kPending == 0) fence_accumulator(acc);
+  }
+
+  // ---- results ----
+  __device__ __forceinline__ void scale(Accumulator& acc, const EpilogueParams& e, const Tile& t) {
+#pragma unroll
+    for (int row = 0; row < mma_rows(kConfig); ++row) {
+#pragma unroll
+      for (int i = 0; i < kConfig.tile_n / 2; ++i) acc.v[row][i] *= e.alpha;
+    }
+    for (int addend = 0; addend < 2; ++addend) {  // not unrolled: one copy of the code serves c and bias
+      const EpilogueMatrix x = addend == 0 ? e.c : e.bias;
+      const float factor = addend == 0 ? e.beta : 1.0f;
+      if (x.data && x.dtype == DType::kF32) add_matrix<float>(acc, x, factor, e, t);
+      if (x.data && x.dtype != DType::kF32) add_matrix<Half>(acc, x, factor, e, t);
+    }
+  }
+
+  template <int kColumns>
+  __device__ __forceinline__ void stage(const Accumulator& acc, int row, int piece, int slot, DType dtype) {
+    const uint32_t base = smem_ + staging_offset(kConfig, consumer_, slot);
+    const int warp = thread_ / 32, lane = thread_ % 32;
+    const float* v = &acc.v[row][piece * kColumns / 2];
+    if constexpr (kColumns == 64) {
+#pragma unroll
+      for (int pair = 0; pair < kColumns / 16; ++pair) {
+        uint32_t r[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) r[i] = round_pair(v[8 * pair + 2 * i], v[8 * pair + 2 * i + 1]);
+        ptx::stmatrix_x4(base + stmatrix_offset(warp, lane, pair), r[0], r[1], r[2], r[3]);
+      }
+    } else {
+      const bool exchange = fp32_group(lane, 0) != 0;
+#pragma unroll
+      for (int group = 0; group < 4; ++group) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float *own = v + 4 * group + 2 * half, *other = v + 4 * (group ^ 2) + 2 * half;
+          ptx::st_shared_v2(base + fp32_offset(warp, lane, half, fp32_group(lane, group)), exchange ? other[0] : own[0],
+                            exchange ? other[1] : own[1]);
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ void fence_proxy_async() { ptx::fence_proxy_async(); }
+  __device__ __forceinline__ void consumer_sync() { ptx::bar_sync(1 + consumer_, kWarpgroup); }
+  __device__ __forceinline__ void store(const CUtensorMap& map, int slot, int n, int m, int batch_inner, int batch_outer,
+                                        CachePolicy policy) {
+    if (thread_ == 0) {
+      ptx::tma_store(&map, smem_ + staging_offset(kConfig, consumer_, slot), n, m, batch_inner, batch_outer, policy);
+      ptx::tma_store_commit();
+    }
+  }
+  // Each warp sends the 16 rows that it staged itself, a row at a time.
+  template <int kColumns>
+  __device__ __forceinline__ void store_direct(const EpilogueParams& e, int slot, int m, int n, const Tile& t) {
+    using Element = std::conditional_t<kColumns == 64, uint16_t, uint32_t>;
+    const int lane = thread_ % 32, first = thread_ / 32 * 16;
+    const uint32_t staging = smem_ + staging_offset(kConfig, consumer_, slot);
+    Element* d = static_cast<Element*>(const_cast<void*>(e.d.data)) + t.batch_inner * e.d.batch_inner_stride +
+                 t.batch_outer * e.d.batch_outer_stride + (m + first) * e.d.row_stride + n + lane;
+    __syncwarp();
+#pragma unroll 1  // one copy of this loop for each piece of the tile is enough code
+    for (int row = first; row < first + 16 && m + row < e.m; ++row, d += e.d.row_stride) {
+#pragma unroll
+      for (int column = 0; column < kColumns; column += 32) {
+        const int byte = (column + lane) * static_cast<int>(sizeof(Element));
+        if (n + column + lane < e.n) d[column] = ptx::ld_shared<Element>(staging + swizzle128(row, byte));
+      }
+    }
+  }
+  template <int kPending> __device__ __forceinline__ void store_wait_read() {
+    if (thread_ == 0) ptx::tma_store_wait_read<kPending>();
+    consumer_sync();
+  }
+  __device__ __forceinline__ void store_drain() {
+    if (thread_ == 0) ptx::tma_store_wait<0>();
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t barrier(int index) const { return smem_ + barrier_offset(kConfig, index); }
+
+  __device__ __forceinline__ static void fence_accumulator(Accumulator& acc) {
+#pragma unroll
+    for (int row = 0; row < mma_rows(kConfig); ++row) {
+#pragma unroll
+      for (int i = 0; i < kConfig.tile_n / 2; ++i) ptx::fence_register(acc.v[row][i]);
+    }
+  }
+
+  // Columns [kFirst, kFirst + kN) of one 64-row block, then the rest of the tile.
+  template <int kFirst, int kN>
+  __device__ __forceinline__ static void mma_columns(float* d, uint64_t a, uint64_t b, int step, bool accumulate) {
+    constexpr int kTransA = kConfig.a_major == Major::kMN, kTransB = kConfig.b_major == Major::kMN;
+    ptx::Wgmma<kN, kConfig.dtype, kTransA, kTransB>::mma(d + kFirst / 2, a,
+                                                         b + (mma_offset(kConfig.b_major, kFirst, step) >> 4), accumulate);
+    if constexpr (kFirst + kN < kConfig.tile_n) {
+      mma_columns<kFirst + kN, kConfig.tile_n - kFirst - kN>(d, a, b, step, accumulate);
+    }
+  }
+
+  // To nearest even, the lower column in the lower half.
+  __device__ __forceinline__ static uint32_t round_pair(float low, float high) {
+    if constexpr (kConfig.dtype == DType::kBF16) {
+      const __nv_bfloat162 r = __floats2bfloat162_rn(low, high);
+      return *reinterpret_cast<const uint32_t*>(&r);
+    } else {
+      const __half2 r = __floats2half2_rn(low, high);
+      return *reinterpret_cast<const uint32_t*>(&r);
+    }
+  }
+
+  using Half = std::conditional_t<kConfig.dtype == DType::kBF16, __nv_bfloat16, __half>;
+  __device__ __forceinline__ static float to_float(float x) { return x; }
+  __device__ __forceinline__ static float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+  __device__ __forceinline__ static float to_float(__half x) { return __half2float(x); }
+
+  // acc += factor * x; what lies outside the result is not read.
+  template <class T>
+  __device__ __forceinline__ void add_matrix(Accumulator& acc, const EpilogueMatrix& x, float factor, const EpilogueParams& e,
+                                             const Tile& t) {
+    constexpr int kBatch = 32;  // columns whose loads are in flight together: more would spill
+    const RowCol at = accumulator_at(thread_, 0);
+    const T* base = static_cast<const T*>(x.data) + t.batch_inner * x.batch_inner_stride + t.batch_outer * x.batch_outer_stride;
+#pragma unroll
+    for (int half = 0; half < 2 * mma_rows(kConfig); ++half) {
+      const int row = t.m + at.row + half * 8 + half / 2 * (kMmaM - 16);
+      const T* p = base + row * x.row_stride + (t.n + at.col) * x.col_stride;
+      const int columns = row < e.m ? e.n - t.n - at.col : 0;  // how many this thread may still read from p on
+#pragma unroll
+      for (int column = 0; column < kConfig.tile_n; column += 8, p += 8 * x.col_stride) {
+        float* out = &acc.v[half / 2][column / 2 + half % 2 * 2];
+        if (column < columns) out[0] = fmaf(factor, to_float(p[0]), out[0]);
+        if (column + 1 < columns) out[1] = fmaf(factor, to_float(p[x.col_stride]), out[1]);
+        if (column % kBatch == kBatch - 8) asm volatile("" ::: "memory");  // the next batch's loads stay behind these
+      }
+    }
+  }
+
+  uint32_t smem_;
+  int consumer_, thread_;
+};
+
+}  // namespace hopgemm

@@ -1,0 +1,30 @@
+// Around the generated wgmma wrappers: fences, groups and shared-memory descriptors.
+#pragma once
+#include <cstdint>
+
+#include "config/config.h"
+#include "wgmma.gen.cuh"
+
+namespace hopgemm::ptx {
+
+// Registers and shared memory touched before are ready for the wgmma that follow.
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int kPending> __device__ __forceinline__ void wgmma_wait_group() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// The compiler may not move a use of the register across this point (asm volatile alone orders no register).
+__device__ __forceinline__ void fence_register(float& r) { asm volatile("" : "+f"(r)::"memory"); }
+
+// Matrix descriptor (PTX ISA, "Matrix descriptor format"): address, leading and stride byte offsets in units of 16 bytes,
+// 128-byte swizzle in bits 62-63. K-major: a stride of 8 rows; the leading offset is not used with a swizzle.
+// MN-major: leading = from one 64-wide chunk to the next, stride = 8 rows of K.
+__device__ __forceinline__ uint64_t smem_descriptor(uint32_t address, Major major) {
+  constexpr uint64_t kSwizzle128 = 1ull << 62;
+  const uint64_t leading = major == Major::kK ? 1 : kTileK * kSwizzleBytes / 16;
+  const uint64_t stride = kAtomBytes / 16;
+  return kSwizzle128 | stride << 32 | leading << 16 | (address & 0x3FFFF) >> 4;
+}
+
+}  // namespace hopgemm::ptx

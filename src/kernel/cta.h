@@ -1,0 +1,28 @@
+// The life of a CTA around its roles: the barriers exist before the first of them, and nobody leaves before the last.
+#pragma once
+#include "config/config.h"
+#include "hw/device.h"
+
+namespace hopgemm {
+
+// Every thread. After it the barriers of this CTA, and of its peers, may be waited for, arrived at and copied to.
+template <class Hw> HOPGEMM_DEVICE void enter(Hw& hw) {
+  constexpr KernelConfig kConfig = Hw::kKernelConfig;
+  if (hw.is_leader()) {
+    for (int s = 0; s < kConfig.num_stages; ++s) {
+      hw.init(hw.full(s), full_arrivals(kConfig));
+      hw.init(hw.empty(s), empty_arrivals(kConfig));
+    }
+    for (int i = 0; i < kNumConsumers; ++i) hw.init(hw.turn(i), turn_arrivals(kConfig));
+    hw.fence_init();
+  }
+  if constexpr (cluster_size(kConfig) > 1) hw.cluster_sync();
+  else hw.cta_sync();
+}
+
+// Every thread. HAZARD: without it a peer may still write into shared memory, or arrive on barriers, that are gone.
+template <class Hw> HOPGEMM_DEVICE void leave(Hw& hw) {
+  if constexpr (cluster_size(Hw::kKernelConfig) > 1) hw.cluster_sync();
+}
+
+}  // namespace hopgemm
