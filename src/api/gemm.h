@@ -41,7 +41,7 @@ struct Bias {
 };
 
 // d = alpha * a @ b + beta * c + bias, summed in fp32 and rounded once.
-// a: m x k, b: k x n (one 16-bit dtype for both); c, d: m x n; d of a's dtype or fp32; c and bias of d's dtype or fp32.
+// a: m x k, b: k x n (one 16-bit dtype for both); c, d: m x n; c, bias and d of a's dtype or fp32, each on its own.
 // beta == 0 never reads c; alpha == 0 never reads a and b. c may be d itself (same strides), nothing else may overlap d.
 struct Problem {
   int64_t m = 0, n = 0, k = 0;

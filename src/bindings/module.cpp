@@ -1,13 +1,18 @@
 // hopgemm._core: the C++ surface in Python. Thin: fill a Problem, call gemm.h, turn a Status into an exception.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <optional>
+#include <stdexcept>
+#include <tuple>
 
 #include "api/gemm.h"
 #include "bindings/cuda_runtime.h"
+#include "host/roof.h"
 #include "xla/ffi/api/c_api.h"
 
 namespace nb = nanobind;
@@ -215,6 +220,13 @@ NB_MODULE(_core, m) {
   m.def("gemm", &gemm, "a"_a, "b"_a, "out"_a, nb::kw_only(), "c"_a = nb::none(), "bias"_a = nb::none(), "alpha"_a = 1.0f, "beta"_a = 0.0f,
         "config"_a = "", "sm_limit"_a = 0, "batch_invariant"_a = false, "workspace"_a = nb::none(), "stream"_a = 0,
         "out = alpha * a @ b + beta * c + bias on any CUDA arrays that speak DLPack; `stream` is a CUDA stream's address.");
+  m.def("roof", [](int device, double seconds) {
+    nb::gil_scoped_release release;
+    hopgemm::DeviceGuard guard(device);
+    double tflops = 0;
+    check(hopgemm::measure_roof(seconds, tflops));
+    return tflops;
+  }, "device"_a, "seconds"_a = 1.0, "TFLOP/s of wgmma on random shared memory with no loads: the tensor-core roof. Waits.");
   m.def("xla_handlers", [] {
     nb::dict d;
     d["hopgemm.matmul.v1"] = nb::capsule(reinterpret_cast<void*>(&hopgemm_xla_matmul));

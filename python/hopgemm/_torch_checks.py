@@ -1,0 +1,201 @@
+"""What a product asks of its tensors, and the words in which it refuses them.
+
+Used where Python decides (fake tensors, the CPU) and to explain an error of the C++ operators, which check the same
+rules but cannot raise TypeError. Nothing here computes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+OPERAND_DTYPES = (torch.bfloat16, torch.float16)
+
+
+def describe(t: torch.Tensor) -> str:
+    """Dtype, shape and device of a tensor, as messages show them: `float64 (64, 32) on cpu`."""
+    return f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)} on {t.device}"
+
+
+def _pair(name_x: str, x: torch.Tensor, name_y: str, y: torch.Tensor) -> str:
+    return f"{name_x} is {describe(x)} and {name_y} is {describe(y)}"
+
+
+def check_types(a: Any, b: Any, c: Any, bias: Any, alpha: Any, beta: Any) -> None:
+    """TypeError unless these are tensors and Python numbers; ValueError for a beta without c."""
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        raise TypeError(
+            f"hopgemm.matmul: a is a {type(a).__name__} and b is a {type(b).__name__}; both must be torch.Tensor. "
+            "Convert them with torch.as_tensor"
+        )
+    for name, t in (("c", c), ("bias", bias)):
+        if t is not None and not isinstance(t, torch.Tensor):
+            raise TypeError(f"hopgemm.matmul: {name} is a {type(t).__name__}; it must be a torch.Tensor or None")
+    for name, number in (("alpha", alpha), ("beta", beta)):
+        if not isinstance(number, (int, float)):
+            raise TypeError(
+                f"hopgemm.matmul: {name} is a {type(number).__name__}; it must be a Python number. "
+                "Take a tensor's .item(), or scale the result"
+            )
+    if c is None and beta != 0:
+        raise ValueError(f"hopgemm.matmul: beta is {beta} but c is None; pass c, or beta=0")
+    if bias is not None and bias.dim() != 1:
+        raise ValueError(f"hopgemm.matmul: bias is {describe(bias)}; it must have one dimension, of N values")
+
+
+def check_vectors(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, bias: torch.Tensor | None) -> None:
+    """ValueError for what does not go with 1-D operands, in the shapes that the caller knows."""
+    if a.dim() and b.dim() and a.shape[-1] != b.shape[max(b.dim() - 2, 0)]:
+        raise ValueError(f"hopgemm.matmul: {_pair('a', a, 'b', b)}; the dimensions of the sum differ")
+    if b.dim() == 1 and bias is not None:
+        raise ValueError(f"hopgemm.matmul: b is {describe(b)}, so the result has no columns for a bias; add it as c")
+    result_dims = max(a.dim(), b.dim(), 2) - (a.dim() == 1) - (b.dim() == 1)
+    if c is not None and c.dim() > result_dims:
+        raise ValueError(f"hopgemm.matmul: c is {describe(c)}; the result has {result_dims} dimensions")
+
+
+def check_config(config: Any) -> str:
+    """TypeError unless this is a name."""
+    if not isinstance(config, str):
+        raise TypeError(f"hopgemm.matmul: config is a {type(config).__name__}; it must be a name (str) or None")
+    return config
+
+
+def check_sm_limit(sm_limit: Any) -> int:
+    """TypeError unless this is an integer, ValueError if it is negative."""
+    if isinstance(sm_limit, bool) or not isinstance(sm_limit, int):
+        raise TypeError(f"hopgemm.matmul: sm_limit is a {type(sm_limit).__name__}; it must be an int or None")
+    if sm_limit < 0:
+        raise ValueError(f"hopgemm.matmul: sm_limit is {sm_limit}; it must be 0 (all SMs) or positive")
+    return sm_limit
+
+
+def check_tensors(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> tuple[int, ...]:
+    """Checks one product of matrices (2 and more dimensions); returns the shape of its result.
+
+    Raises TypeError for dtypes, devices and layouts, ValueError for shapes.
+    """
+    for name, operand in (("a", a), ("b", b)):
+        if operand.dtype not in OPERAND_DTYPES:
+            raise TypeError(
+                f"hopgemm.matmul: {name} is {describe(operand)}; supported: bfloat16, float16. "
+                "Cast it with .to(torch.bfloat16), or use torch.matmul"
+            )
+    if a.dtype != b.dtype:
+        raise TypeError(f"hopgemm.matmul: {_pair('a', a, 'b', b)}; both need one dtype. Cast one of them")
+    if out_dtype not in (None, a.dtype, torch.float32):
+        raise TypeError(
+            f"hopgemm.matmul: out_dtype is {out_dtype}; supported beside {a.dtype} operands: {a.dtype}, torch.float32"
+        )
+    tensors: dict[str, torch.Tensor | None] = {"a": a, "b": b, "c": c, "bias": bias}
+    for name, t in tensors.items():
+        if t is None:
+            continue
+        if t.layout != torch.strided:
+            raise TypeError(f"hopgemm.matmul: {name} has layout {t.layout}; dense tensors are needed: use .to_dense()")
+        if t.device != a.device:
+            pair = _pair("a", a, name, t)
+            raise TypeError(f"hopgemm.matmul: {pair}; all must be on one device. Move one with .to()")
+        if name in ("c", "bias") and t.dtype not in (a.dtype, torch.float32):
+            raise TypeError(
+                f"hopgemm.matmul: {name} is {describe(t)}; it needs a's dtype, {a.dtype}, or torch.float32. Cast it"
+            )
+    return _result_shape(a, b, c, bias)
+
+
+def _result_shape(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, bias: torch.Tensor | None
+) -> tuple[int, ...]:
+    if a.dim() < 2 or b.dim() < 2:
+        raise ValueError(f"hopgemm.matmul: {_pair('a', a, 'b', b)}; a 0-d tensor is no matrix: multiply with * instead")
+    if a.shape[-1] != b.shape[-2]:
+        raise ValueError(
+            f"hopgemm.matmul: {_pair('a', a, 'b', b)}; the last dimension of a must equal the last but one of b. "
+            "Is a transpose (.mT) missing?"
+        )
+    batch = _broadcast(a.shape[:-2], b.shape[:-2])
+    if batch is None or len(batch) > 6:
+        raise ValueError(f"hopgemm.matmul: {_pair('a', a, 'b', b)}; the batch dimensions must broadcast, to at most 6")
+    shape = (*batch, a.shape[-2], b.shape[-1])
+    if c is not None and _broadcast(shape, c.shape) != shape:
+        raise ValueError(f"hopgemm.matmul: c is {describe(c)}; it must broadcast to the result, {tuple(shape)}")
+    if bias is not None:
+        rows = (*batch, b.shape[-1])
+        if bias.dim() < 1 or bias.shape[-1] != b.shape[-1] or _broadcast(rows, bias.shape) != rows:
+            raise ValueError(
+                f"hopgemm.matmul: bias is {describe(bias)}; it needs one value for each of the {b.shape[-1]} columns"
+            )
+    return shape
+
+
+def _broadcast(x: Any, y: Any) -> tuple[int, ...] | None:
+    """The shape that x and y broadcast to; None where they do not. (torch.broadcast_shapes raises in other words.)"""
+    length = max(len(x), len(y))
+    pairs = zip((1,) * (length - len(x)) + tuple(x), (1,) * (length - len(y)) + tuple(y), strict=True)
+    shape = []
+    for p, q in pairs:
+        if p != q and p != 1 and q != 1:
+            return None
+        shape.append(q if p == 1 else p)
+    return tuple(shape)
+
+
+def check_out(
+    out: torch.Tensor,
+    shape: tuple[int, ...],
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor | None,
+    bias: torch.Tensor | None,
+) -> None:
+    """Refuses an `out` of another shape or device, or in memory that is read; `c` may be `out` itself."""
+    if tuple(out.shape) != shape:
+        raise ValueError(f"hopgemm.matmul: out is {describe(out)}; the result is {tuple(shape)}")
+    if out.device != a.device:
+        raise TypeError(f"hopgemm.matmul: {_pair('a', a, 'out', out)}; all must be on one device")
+    if torch.compiler.is_compiling():  # no addresses yet
+        return
+    if torch._debug_has_internal_overlap(out) == 1:
+        raise ValueError(
+            f"hopgemm.matmul: out has strides {out.stride()}, which put several elements in one place. Clone it first"
+        )
+    for name, t in (("a", a), ("b", b), ("c", c), ("bias", bias)):
+        if t is None or (name == "c" and is_same_view(out, t)) or not _may_overlap(out, t):
+            continue
+        way = "c must be out itself or lie elsewhere" if name == "c" else "clone one of them"
+        raise ValueError(f"hopgemm.matmul: out overlaps {name} in memory; {way}")
+
+
+def is_same_view(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Are these the same elements, in the same order?"""
+    return x is y or (
+        x.data_ptr() == y.data_ptr() and x.shape == y.shape and x.stride() == y.stride() and x.dtype == y.dtype
+    )
+
+
+def _may_overlap(x: torch.Tensor, y: torch.Tensor) -> bool:
+    if not x.numel() or not y.numel():
+        return False
+    start_x, start_y = x.data_ptr(), y.data_ptr()
+    if start_x + _extent(x) <= start_y or start_y + _extent(y) <= start_x:
+        return False
+    # Column slices of one buffer: the same row pitch, and windows that do not touch.
+    if x.dim() == y.dim() == 2 and x.stride(1) == y.stride(1) == 1 and x.element_size() == y.element_size():
+        pitch = x.stride(0) * x.element_size()
+        shift = (start_y - start_x) % pitch if x.stride(0) == y.stride(0) and pitch else 0
+        if shift >= x.shape[1] * x.element_size() and shift + y.shape[1] * y.element_size() <= pitch:
+            return False
+    return True
+
+
+def _extent(t: torch.Tensor) -> int:
+    """Bytes from the first element to the end of the last."""
+    last = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+    return (last + 1) * t.element_size()

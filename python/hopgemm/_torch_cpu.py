@@ -1,0 +1,103 @@
+"""The product from torch's own operations: what CPU tensors get, and the fallback on other GPUs.
+
+The numerics are the kernel's: fp32 sums, scaled and added in fp32, rounded once. The bits are the same where every
+partial sum is exact in fp32; else the order of summation is torch's.
+"""
+
+# Much of what is called here has no annotations in torch.
+# mypy: disable-error-code="no-untyped-call,no-any-return"
+from __future__ import annotations
+
+import torch
+
+from ._torch_checks import check_out, check_tensors
+from ._torch_library import LIBRARY
+
+
+def product(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out_dtype: torch.dtype | None = None,
+    wide: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """alpha * a @ b + beta * c + bias of checked tensors with 2 and more dimensions; differentiable, contiguous.
+
+    The operands are multiplied in `wide`.
+    """
+    with torch.autocast(a.device.type, enabled=False):  # it would undo the cast to fp32
+        if alpha == 0:  # nothing of a and b is read: neither may their NaN be
+            batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+            d = a.new_zeros((*batch, a.shape[-2], b.shape[-1]), dtype=torch.float32)
+        else:
+            d = torch.matmul(a.to(wide), b.to(wide)).float()
+            d = d if alpha == 1 else alpha * d
+        if c is not None and beta != 0:
+            d = d + (c.float() if beta == 1 else beta * c.float())
+        if bias is not None:
+            d = d + (bias.unsqueeze(-2) if bias.dim() > 1 else bias).float()
+        return d.to(out_dtype or a.dtype).contiguous()
+
+
+def _wide() -> torch.dtype:
+    # HAZARD: where torch may multiply fp32 in fewer bits on the CPU, it does, and fp16 operands would lose theirs.
+    # (torch.get_float32_matmul_precision raises once anything was set through torch.backends.)
+    exact = torch.backends.mkldnn.matmul.fp32_precision in ("none", "ieee")  # type: ignore[attr-defined]
+    return torch.float32 if exact else torch.float64
+
+
+def _gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out_dtype: torch.dtype | None = None,
+    config: str = "",
+    sm_limit: int = 0,
+    batch_invariant: bool = False,
+) -> torch.Tensor:
+    check_tensors(a, b, c, bias, out_dtype)
+    if c is None and beta != 0:
+        raise ValueError(f"hopgemm.matmul: beta is {beta} but c is None; pass c, or beta=0")
+    return product(a, b, c, bias, alpha, beta, out_dtype, _wide())
+
+
+def _gemm_out(
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    config: str = "",
+    sm_limit: int = 0,
+    batch_invariant: bool = False,
+) -> None:
+    added = out if c is None and beta != 0 else c
+    check_out(out, check_tensors(a, b, added, bias, out.dtype), a, b, c, bias)
+    out.copy_(product(a, b, added, bias, alpha, beta, out.dtype, _wide()))
+
+
+def _mm_backward(grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    grad_a = _gemm(grad, b.mT)
+    if b.dim() == 2:
+        a, grad = a.flatten(0, -2), grad.flatten(0, -2)
+    return grad_a, _gemm(a.mT, grad)
+
+
+def register() -> None:
+    """Registers the product as the CPU kernel of every operator."""
+    for name, kernel in (
+        ("gemm", _gemm),
+        ("_gemm", _gemm),
+        ("_mm", _gemm),
+        ("gemm_out", _gemm_out),
+        ("_mm_backward", _mm_backward),
+    ):
+        LIBRARY.impl(name, kernel, "CPU")

@@ -1,0 +1,38 @@
+"""The operators of `_torch_ops.so` and the torch.library handle that their Python contracts are registered on.
+
+    gemm, gemm_out   public: torch.ops.hopgemm.*, right under every transform of torch
+    _gemm, _mm, _mm_backward   the same C++ below autograd, for plain eager code
+
+Nothing of the contracts belongs here (see the other `_torch_*` files).
+"""
+
+# Much of what is called here has no annotations in torch.
+# mypy: disable-error-code="no-untyped-call,no-any-return"
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import torch
+
+from . import _core
+
+
+def _load() -> None:
+    # Beside the module `_core`, not beside this file: in an editable install they lie in different folders.
+    operators = ctypes.CDLL(str(Path(_core.__file__).with_name("_torch_ops.so")))
+    register = operators.hopgemm_register_torch_ops
+    register.restype = ctypes.c_char_p
+    error = register()
+    if error:
+        raise ImportError(f"hopgemm.torch: {error.decode()}")
+
+
+_load()
+LIBRARY = torch.library.Library("hopgemm", "FRAGMENT")  # what is registered on it lives as long as it does
+
+gemm = torch.ops.hopgemm.gemm.default
+gemm_out = torch.ops.hopgemm.gemm_out.default
+raw_gemm = torch.ops.hopgemm._gemm.default
+raw_mm = torch.ops.hopgemm._mm.default
+raw_mm_backward = torch.ops.hopgemm._mm_backward.default

@@ -1,0 +1,112 @@
+"""What the operators need to be right under FakeTensor and torch.compile, vmap and autocast.
+
+Autograd is in `_torch_autograd.py`.
+"""
+
+# Much of what is called here has no annotations in torch.
+# mypy: disable-error-code="no-untyped-call,no-any-return"
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ._torch_checks import check_tensors
+from ._torch_library import LIBRARY, gemm, raw_gemm, raw_mm
+
+Args = tuple[Any, ...]
+
+# ---- fake: shapes, dtypes and refusals, without data ----
+
+
+def _fake(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out_dtype: torch.dtype | None = None,
+    config: str = "",
+    sm_limit: int = 0,
+    batch_invariant: bool = False,
+) -> torch.Tensor:
+    return a.new_empty(check_tensors(a, b, c, bias, out_dtype), dtype=out_dtype or a.dtype)
+
+
+def _fake_out(
+    out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: Any = None, bias: Any = None, *options: Any
+) -> None:
+    shape = check_tensors(a, b, c, bias, out.dtype)
+    if tuple(out.shape) != shape:
+        raise ValueError(f"hopgemm.matmul: out is {tuple(out.shape)}; the result is {tuple(shape)}")
+
+
+def _fake_backward(grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return a.new_empty(a.shape), b.new_empty(b.shape)
+
+
+# ---- vmap: one more batch dimension, on the left ----
+
+
+def _vmap(info: Any, in_dims: Args, *args: Any) -> tuple[torch.Tensor, int]:
+    # The dispatcher drops trailing arguments that equal their defaults.
+    a, b, c, bias = (*args[:4], None, None)[:4]
+    dims = (*in_dims[:4], None, None)[:4]
+    rank = max(t.dim() - (d is not None) for t, d in zip((a, b), dims[:2], strict=True))
+
+    def front(t: Any, dim: int | None, rank: int) -> Any:
+        # The mapped dimension goes left of `rank` logical ones, so that it broadcasts as a batch dimension of its own.
+        if t is None or dim is None:
+            return t
+        t = t.movedim(dim, 0)
+        return t.reshape(t.shape[0], *(1,) * (rank - (t.dim() - 1)), *t.shape[1:])
+
+    a, b, c = (front(t, d, rank) for t, d in zip((a, b, c), dims[:3], strict=True))
+    bias = front(bias, dims[3], rank - 1)
+    if dims[0] is None and dims[1] is None:  # only c or bias is mapped
+        a = a.expand(info.batch_size, *(1,) * (rank - a.dim()), *a.shape)
+    # The public operator, not a raw one: an outer level may still want gradients of this batch.
+    return gemm(a, b, c, bias, *args[4:]), 0
+
+
+# ---- autocast: the rule of torch.matmul ----
+
+
+def autocast(device: str, *tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    """Casts (a, b, c, bias) as an autocast region on `device` wants; c and bias may stay fp32."""
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+
+    def cast(i: int, t: torch.Tensor | None) -> torch.Tensor | None:
+        if t is None or not t.is_floating_point() or t.device.type != device or t.dtype == torch.float64:
+            return t
+        return t if i >= 2 and t.dtype == torch.float32 else t.to(dtype)
+
+    return tuple(cast(i, t) for i, t in enumerate(tensors))
+
+
+def _register_autocast(op: Any, tensors: int, device: str, key: str) -> None:
+    # torch.library.register_autocast freezes one dtype at registration; matmul takes that of the region.
+    excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+
+    def kernel(*args: Any) -> Any:
+        cast = autocast(device, *args[:tensors])  # before the guard: a key that is excluded counts as switched off
+        with torch._C._ExcludeDispatchKeyGuard(excluded):
+            return op(*cast, *args[tensors:])
+
+    LIBRARY.impl(op._schema.name.split("::")[1], kernel, key)
+
+
+def register() -> None:
+    """Registers everything of this file."""
+    for name in ("gemm", "_gemm", "_mm"):
+        torch.library.register_fake(f"hopgemm::{name}", _fake, lib=LIBRARY)
+    torch.library.register_fake("hopgemm::gemm_out", _fake_out, lib=LIBRARY)
+    torch.library.register_fake("hopgemm::_mm_backward", _fake_backward, lib=LIBRARY)
+    torch.library.register_vmap("hopgemm::gemm", _vmap, lib=LIBRARY)
+    for device, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
+        _register_autocast(gemm, 4, device, key)
+        _register_autocast(raw_gemm, 4, device, key)
+        _register_autocast(raw_mm, 2, device, key)

@@ -1,0 +1,74 @@
+#include "hw/emulated/launch.h"
+
+#include <cstring>
+
+namespace hopgemm::emulated {
+namespace {
+
+TensorMap make_map(const void* data, int64_t element_bytes, const int64_t (&size)[4], const int64_t (&stride)[3],
+                   int box_inner, int box_outer) {
+  TensorMap map;
+  map.data = static_cast<char*>(const_cast<void*>(data));
+  map.element_bytes = static_cast<int>(element_bytes);
+  map.box_inner = box_inner, map.box_outer = box_outer;
+  // A broadcast batch is one long: its coordinate is always 0.
+  for (int i = 0; i < 4; ++i) map.size[i] = i < 2 || stride[i - 1] != 0 ? size[i] : 1;
+  map.stride[0] = element_bytes;
+  for (int i = 0; i < 3; ++i) map.stride[i + 1] = stride[i] * element_bytes;
+  return map;
+}
+
+TensorMap operand_map(const NormalProblem& p, const NormalOperand& o, int64_t mn, const OperandTile& tile) {
+  const bool k_major = o.major == Major::kK;
+  return make_map(o.data, 2, {k_major ? p.k : mn, k_major ? mn : p.k, p.batch_inner, p.batch_outer},
+                  {k_major ? o.mn_stride : o.k_stride, o.batch_inner_stride, o.batch_outer_stride}, kChunkN, box_rows(tile));
+}
+
+void pack(NormalOperand& o, int64_t mn, int64_t k, uint16_t* to) {
+  const auto* const from = static_cast<const uint16_t*>(o.source.data);
+  int64_t copies = 1;
+  for (int i = 0; i < o.source_batch_dims; ++i) copies *= o.source_batch[i];
+  for (int64_t copy = 0; copy < copies; ++copy) {
+    int64_t offset = 0, rest = copy;
+    for (int i = o.source_batch_dims - 1; i >= 0; --i) {
+      offset += rest % o.source_batch[i] * o.source.batch_stride[i];
+      rest /= o.source_batch[i];
+    }
+    for (int64_t i = 0; i < mn; ++i)
+      for (int64_t j = 0; j < k; ++j)
+        to[(copy * mn + i) * o.mn_stride + j] = from[offset + i * o.source.row_stride + j * o.source.col_stride];
+  }
+  o.data = to;
+}
+
+}  // namespace
+
+Launch make_launch(const NormalProblem& p, const Config& config, int num_ctas) {
+  Launch launch{config.kernel, {}, num_ctas};
+  Params& params = launch.params;
+  params.a = operand_map(p, p.a, p.m, a_tile(config.kernel));
+  params.b = operand_map(p, p.b, p.n, b_tile(config.kernel));
+  const EpilogueMatrix& d = p.epilogue.d;
+  const int64_t element_bytes = size_of(d.dtype);
+  params.d = make_map(d.data, element_bytes, {p.n, p.m, p.batch_inner, p.batch_outer},
+                      {d.row_stride, d.batch_inner_stride, d.batch_outer_stride},
+                      static_cast<int>(kSwizzleBytes / element_bytes), kMmaM);
+  params.grid = make_tile_grid(config, p.m, p.n, static_cast<int>(p.batch_inner), static_cast<int>(p.batch_outer));
+  params.k_tiles = ceil_div(p.k, kTileK);
+  params.a_batch_inner = p.a.batch_inner_stride != 0, params.a_batch_outer = p.a.batch_outer_stride != 0;
+  params.b_batch_inner = p.b.batch_inner_stride != 0, params.b_batch_outer = p.b.batch_outer_stride != 0;
+  params.a_policy = params.b_policy = params.d_policy = CachePolicy::kNormal;
+  params.epilogue = p.epilogue;
+  return launch;
+}
+
+void pack_operands(NormalProblem& p, void* workspace) {
+  char* free = static_cast<char*>(workspace);
+  for (auto& [operand, mn] : {std::pair<NormalOperand&, int64_t>{p.a, p.m}, {p.b, p.n}}) {
+    if (!operand.pack) continue;
+    pack(operand, mn, p.k, reinterpret_cast<uint16_t*>(free));
+    free += operand.packed_bytes;
+  }
+}
+
+}  // namespace hopgemm::emulated

@@ -1,0 +1,14 @@
+// From a normalized problem to the kernel's argument, and operands packed: what src/host does for the GPU.
+#pragma once
+#include "hw/emulated/machine.h"
+#include "host/normal_form.h"
+
+namespace hopgemm::emulated {
+
+// `num_ctas`: a multiple of the cluster's size.
+Launch make_launch(const NormalProblem& problem, const Config& config, int num_ctas);
+
+// Packs what is marked for it into `workspace` (packed_bytes of both), and points the operands there.
+void pack_operands(NormalProblem& problem, void* workspace);
+
+}  // namespace hopgemm::emulated

@@ -1,0 +1,96 @@
+// A role of the emulated kernel: the calls of hw/hw.h that need no template, and what the role knows.
+#pragma once
+#include "hw/emulated/machine.h"
+
+namespace hopgemm::emulated {
+
+class Role {
+ public:
+  Role(Machine& machine, int cta, int consumer);
+
+  int cluster() const;
+  int num_clusters() const;
+  int cta_rank() const;
+  int consumer() const { return consumer_; }
+  bool is_leader() const { return consumer_ == 0; }
+
+  uint32_t full(int stage) const;
+  uint32_t empty(int stage) const;
+  uint32_t turn(int consumer) const;
+  void init(uint32_t barrier, int arrivals);
+  void fence_init();
+  void cta_sync();
+  void cluster_sync();
+  void wait(uint32_t barrier, uint32_t parity);
+  void arrive(uint32_t barrier);
+  void arrive_expect_tx(uint32_t barrier, int bytes);
+  void arrive_cluster(uint32_t barrier, uint32_t mask);
+
+  void mma_commit();
+  void fence_proxy_async();
+  void consumer_sync();
+  void store(const TensorMap& map, int slot, int n, int m, int batch_inner, int batch_outer, CachePolicy policy);
+  void store_drain();
+
+ protected:
+  void load_box(const TensorMap& map, int offset, uint32_t barrier, const int (&at)[4], uint32_t mask);
+  void mma_tile(float* acc, int stage, bool accumulate);
+  void wait_groups(int pending);
+  void scale_tile(float* acc, const EpilogueParams& e, const Tile& t);
+  void stage_piece(const float* acc, int slot, int columns, DType dtype);
+  void store_piece(const EpilogueParams& e, int slot, int columns, int m, int n, const Tile& t);
+  void wait_stores_read(int pending);
+  const KernelConfig& config() const;
+  const Launch& launch() const;
+
+ private:
+  friend class Machine;
+  struct Group {
+    Clock clock;
+    int unfinished = 0;
+  };
+  struct StoreGroup {
+    Clock clock;
+    bool read, done;
+  };
+  struct Blocked {
+    enum class On { kNothing, kBarrier, kMeeting, kGroups, kStoresRead, kStores, kArrives } on = On::kNothing;
+    uint32_t barrier = 0, parity = 0;
+    const Meeting* meeting = nullptr;
+    int target = 0;  // generation, or how many must be done
+  };
+
+  void block(const Blocked& until);
+  bool ready() const;
+  void meet(Meeting& meeting, int participants);
+  void sometimes_pause();
+  Job& issue(JobKind kind, int agent, std::function<bool(Job&)> step);
+  void published();
+  Barrier& find(Cta& cta, uint32_t barrier, const Clock& clock, const char* verb, bool as_engine = false);
+  void load_rows(const TensorMap& map, Cta& to, int offset, std::array<int, 4> at, int rows, const Job& job);
+  void multiply(float* acc, int stage, int step, bool accumulate);
+  void access(Cta& cta, int offset, int bytes, bool write, Epoch epoch, const Clock& clock, const char* what);
+  void require_accumulator();
+  void claim_box(int n, int m, int batch_inner, int batch_outer);
+  bool in_order(int job) const;
+  void log(const char* what, int where, int64_t value);
+
+  Machine& machine_;
+  Cta& cta_;
+  const int consumer_, agent_;
+  Fiber fiber_;
+  Clock clock_, waited_;  // `waited_`: of the wgmma that are known to be done
+  uint32_t tick_ = 1;
+  Blocked blocked_;
+  std::deque<std::unique_ptr<Job>> jobs_;
+  std::vector<Group> groups_;
+  std::vector<StoreGroup> stores_;
+  int committed_ = 0, known_done_ = 0, arrives_in_flight_ = 0, k_steps_ = 0;
+  std::map<uint32_t, int> last_phase_;  // that a wait of this role saw completed
+  int speed_ = 1, window_ = 1;
+};
+
+float to_float(DType dtype, uint16_t bits);
+uint16_t round_to(DType dtype, float value);
+
+}  // namespace hopgemm::emulated

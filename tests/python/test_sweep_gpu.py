@@ -1,0 +1,310 @@
+"""The kernel itself on a Hopper GPU: every tail, layout, config and path, on exact integers compared bit for bit.
+
+Operands lie inside NaN, results inside canaries. Each sweep counts which path its cases took, and fails where the TMA path or
+the pack path saw under 40% of them.
+"""
+
+import itertools
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import hopgemm  # noqa: E402
+from hopgemm import _core  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+DTYPES = [torch.bfloat16, torch.float16]
+MAJORS = ["kk", "kn", "mk", "mn"]
+SMALL = [1, 2, 3, 5, 7, 8, 15, 16, 17]
+SIZES = [*SMALL, 31, 33, 63, 64, 65, 72, 105, 107, 127, 128, 129, 136, 256, 264]
+CANARY = 77.0
+
+
+def name_of(dtype):
+    return str(dtype).removeprefix("torch.")
+
+
+def operand(rows, cols, dtype, row_major, padded, low=-2, high=2):
+    """A rows x cols view of integers inside a NaN-filled buffer. `padded`: rows (or columns) of a multiple of 8 elements."""
+    inner, outer = (cols, rows) if row_major else (rows, cols)
+    pitch = (inner + 7) // 8 * 8 + 8 if padded else inner
+    buffer = torch.full((outer * pitch + 64,), float("nan"), dtype=dtype, device="cuda")
+    strides = (pitch, 1) if row_major else (1, pitch)
+    view = buffer.as_strided((rows, cols), strides, 8 if padded else 0)
+    view.copy_(torch.randint(low, high + 1, (rows, cols), device="cuda", dtype=torch.int32))
+    return view
+
+
+def result(rows, cols, dtype, padded):
+    """A rows x cols view inside a canary-filled buffer, the buffer, and the mask of what is not the view's."""
+    pitch = (cols + 15) // 16 * 16 + 16 if padded else cols
+    buffer = torch.full((rows * pitch + 64,), CANARY, dtype=dtype, device="cuda")
+    return buffer.as_strided((rows, cols), (pitch, 1), 16 if padded else 0), buffer
+
+
+class Sweep:
+    """Runs cases without waiting for each; `finish` looks at them all."""
+
+    def __init__(self):
+        self.bad = torch.zeros((), dtype=torch.int64, device="cuda")
+        self.cases = self.packed = 0
+
+    def case(self, m, n, k, dtype, majors, padded, out_dtype=None, config=None):
+        a = operand(m, k, dtype, majors[0] == "k", padded)
+        b = operand(k, n, dtype, majors[1] == "n", padded)
+        out, buffer = result(m, n, out_dtype or dtype, padded)
+        hopgemm.matmul(a, b, out=out, out_dtype=out_dtype, config=config)
+        want = (a.float() @ b.float()).to(out.dtype)
+        wrong = (out != want).sum()
+        out.fill_(CANARY)  # then the whole buffer must be canaries
+        self.bad += wrong + (buffer != CANARY).sum()
+        plan = _core.plan(
+            name_of(dtype), name_of(out.dtype), m, n, k, [], list(a.stride()), list(b.stride()), list(out.stride()),
+            alignment=tuple(t.data_ptr() & -t.data_ptr() for t in (a, b, out)), config=config or "",
+        )  # fmt: skip
+        self.cases += 1
+        self.packed += plan["pack_a"] or plan["pack_b"]
+        if self.cases % 256 == 0:
+            self.check(f"one of the 256 cases up to {(m, n, k, dtype, majors, padded)}")
+
+    def check(self, where):
+        assert self.bad.item() == 0, f"{self.bad.item()} wrong elements, {where}"
+
+    def finish(self, both_paths=True):
+        self.check("at the end")
+        if both_paths:
+            share = self.packed / self.cases
+            assert 0.4 <= share <= 0.6, f"{share:.0%} of {self.cases} cases were packed"
+
+
+def layouts():
+    return itertools.product(DTYPES, MAJORS)
+
+
+def test_cube_of_small_sizes():
+    sweep = Sweep()
+    for m, n, k in itertools.product(SMALL, repeat=3):
+        for dtype, majors in layouts():
+            sweep.case(m, n, k, dtype, majors, padded=True)
+            sweep.case(m, n, k, dtype, majors, padded=False)
+    # A size of 1 or a multiple of 8 needs no padding, so that fewer contiguous cases are packed than not.
+    sweep.finish(both_paths=False)
+    assert sweep.packed > 0.3 * sweep.cases
+
+
+def test_pairs_of_all_sizes():
+    sweep = Sweep()
+    third = itertools.cycle([3, 72, 130, 7, 264])
+    for x, y in itertools.product(SIZES, repeat=2):
+        z = next(third)
+        for m, n, k in ((x, y, z), (z, x, y), (x, z, y)):
+            for dtype, majors in layouts():
+                sweep.case(m, n, k, dtype, majors, padded=True)
+                sweep.case(m, n, k, dtype, majors, padded=False)
+    sweep.finish(both_paths=False)
+    assert sweep.packed > 0.3 * sweep.cases
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_odd_sizes_take_both_paths(dtype):
+    sweep = Sweep()
+    for m, n, k in itertools.product([3, 31, 65, 107, 129, 255], [5, 33, 63, 127, 257], [7, 63, 65, 105, 200 + 1]):
+        for majors in MAJORS:
+            sweep.case(m, n, k, dtype, majors, padded=True)
+            sweep.case(m, n, k, dtype, majors, padded=False)
+    sweep.finish()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_k_drops_no_tail(dtype):
+    for k in range(1, 201):
+        a, b = operand(64, k, dtype, True, k % 2 == 0, 1, 1), operand(k, 64, dtype, False, k % 2 == 0, 1, 1)
+        assert (hopgemm.matmul(a, b, out_dtype=torch.float32) == k).all(), k
+        a[:, : k - 1] = 0
+        a[:, k - 1] = 3
+        assert (hopgemm.matmul(a, b, out_dtype=torch.float32) == 3).all(), k
+
+
+@pytest.mark.parametrize("config", _core.configs())
+def test_every_config(config):
+    """Tails, one tile, more tiles than CTAs, K shorter than the ring and longer, both result types, both stores."""
+    dtype = torch.bfloat16 if config.startswith("bf16") else torch.float16
+    majors = config.split("_")[1]
+    sweep = Sweep()
+    for m, n, k in [(8, 16, 8), (129, 257, 72), (300, 520, 200), (2048, 1536, 64), (1, 4096, 136), (2000, 9, 1000), (3333, 2777, 328)]:
+        for padded, out_dtype in ((True, None), (True, torch.float32)):
+            if min(m, n, k) > 1:  # with a size of 1 an operand has both majors, and the plan takes K
+                sweep.case(m, n, k, dtype, majors, padded, out_dtype, config)
+    sweep.finish(both_paths=False)
+    out, buffer = result(333, 1001, dtype, padded=False)  # rows that TMA cannot write
+    a, b = operand(333, 200, dtype, majors[0] == "k", True), operand(200, 1001, dtype, majors[1] == "n", True)
+    hopgemm.matmul(a, b, out=out, config=config)
+    assert torch.equal(out, (a.float() @ b.float()).to(dtype))
+    assert (buffer[333 * 1001 :] == CANARY).all()
+
+
+@pytest.mark.parametrize("schedule", ["+n8", "+m1", "+m3", "+m8+k8", "+n4+k3", "+m16+k8+ctas128", "+ctas2", "+af+bl+df"])
+@pytest.mark.parametrize("kernel", ["bf16_kk_128x256x64_c2x1_s4_coop", "bf16_kk_256x128x64_c1x2_s4_coop", "bf16_kk_128x128x64_c2x1_s6_pingpong"])
+def test_every_walk(kernel, schedule):
+    sweep = Sweep()
+    for m, n, k in [(1100, 2900, 200), (130, 4100, 136), (4100, 130, 136), (256, 512, 72)]:
+        sweep.case(m, n, k, torch.bfloat16, "kk", True, None, kernel + schedule)
+    sweep.finish(both_paths=False)
+
+
+@pytest.mark.parametrize("dtype, layout", list(layouts()))
+def test_configs_agree_bit_for_bit(dtype, layout):
+    """K runs forwards in every kernel, one multiply-add chain an element: the tile must not show in the bits."""
+    short = "bf16" if dtype == torch.bfloat16 else "f16"
+    a = torch.randn(520, 1000, device="cuda").to(dtype) if layout[0] == "k" else torch.randn(1000, 520, device="cuda").to(dtype).t()
+    b = torch.randn(1000, 776, device="cuda").to(dtype) if layout[1] == "n" else torch.randn(776, 1000, device="cuda").to(dtype).t()
+    names = [c for c in _core.configs() if c.startswith(f"{short}_{layout}_")]
+    want = hopgemm.matmul(a, b, config=names[0], out_dtype=torch.float32)
+    for name in names[1:]:
+        assert torch.equal(hopgemm.matmul(a, b, config=name, out_dtype=torch.float32), want), name
+
+
+@pytest.mark.parametrize("sms", [1, 2, 3, 7, 16, 78, 114, 131])
+def test_any_number_of_sms(sms):
+    a, b = operand(1030, 520, torch.bfloat16, True, True), operand(520, 2050, torch.bfloat16, False, True)
+    want = (a.float() @ b.float()).bfloat16()
+    assert torch.equal(hopgemm.matmul(a, b, sm_limit=sms), want)
+    for config in (c for c in _core.configs() if c.startswith("bf16_kk")):
+        if sms == 1 and "_c1x1_" not in config:
+            with pytest.raises(ValueError, match="clusters of 2"):
+                hopgemm.matmul(a, b, sm_limit=sms, config=config)
+        else:
+            assert torch.equal(hopgemm.matmul(a, b, sm_limit=sms, config=config), want), config
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("m, n, k", [(512, 512, 512), (100, 3000, 4096), (1000, 72, 16384), (2048, 2048, 2048)])
+def test_random_data_within_the_bound(m, n, k, dtype):
+    """|error| <= u |ref| + K 2^-23 (|a| x |b|), plus half the smallest subnormal in fp16; RMS within 1.02 of cuBLAS's."""
+    a, b = (torch.randn(*s, device="cuda").to(dtype) for s in ((m, k), (k, n)))
+    exact = a.double() @ b.double()
+    bound = k * 2.0**-23 * (a.double().abs() @ b.double().abs())
+    unit = 2.0**-8 if dtype == torch.bfloat16 else 2.0**-11
+    got, cublas = hopgemm.matmul(a, b).double(), (a @ b).double()
+    assert ((got - exact).abs() <= unit * exact.abs() + bound + 2.0**-25).all()
+    rms = lambda x: (x - exact).square().mean().sqrt().item()
+    assert rms(got) <= 1.02 * rms(cublas)
+    fp32 = hopgemm.matmul(a, b, out_dtype=torch.float32).double()
+    assert ((fp32 - exact).abs() <= 2.0**-24 * exact.abs() + bound).all()
+    assert torch.equal(fp32.float().to(dtype), got.to(dtype))  # one rounding, of the same sums
+
+
+def test_a_tile_names_itself():
+    """Row i of a selects row p[i] of b, whose elements are their own coordinates: a wrong tile shows where it came from."""
+    n = 2048
+    p = torch.randperm(n, device="cuda")
+    a = torch.zeros(n, n, device="cuda", dtype=torch.float16)
+    a[torch.arange(n, device="cuda"), p] = 1
+    b = torch.arange(n, device="cuda", dtype=torch.float16).unsqueeze(1) + torch.zeros(n, n, device="cuda", dtype=torch.float16)
+    for config in (c for c in _core.configs() if c.startswith("f16_kn")):
+        assert torch.equal(hopgemm.matmul(a, b, config=config)[:, 5], p.half()), config
+        assert torch.equal(hopgemm.matmul(a, b.t(), config=config.replace("_kn_", "_kk_"))[7], (a @ b.t())[7]), config
+
+
+def test_nan_and_inf_stay_in_their_rows():
+    a, b = torch.ones(300, 264, device="cuda", dtype=torch.bfloat16), torch.ones(264, 200, device="cuda", dtype=torch.bfloat16)
+    a[17, 100] = float("inf")
+    b[100, ::3] = -1
+    b[100, 1::3] = 0
+    a[201, 33] = float("nan")
+    clean = hopgemm.matmul(torch.ones_like(a), b)
+    got = hopgemm.matmul(a, b)
+    assert (got[17, ::3] == -float("inf")).all() and got[17, 1::3].isnan().all() and (got[17, 2::3] == float("inf")).all()
+    assert got[201].isnan().all()
+    rest = [i for i in range(300) if i not in (17, 201)]
+    assert torch.equal(got[rest], clean[rest])
+
+
+def test_rounding_and_subnormals():
+    ones = lambda *s, dtype: torch.ones(*s, device="cuda", dtype=dtype)
+    for dtype, k, want in [(torch.bfloat16, 1028, 1024), (torch.bfloat16, 1036, 1040), (torch.bfloat16, 1029, 1032),
+                           (torch.float16, 2049, 2048), (torch.float16, 2051, 2052)]:  # fmt: skip
+        assert (hopgemm.matmul(ones(8, k, dtype=dtype), ones(k, 8, dtype=dtype)) == want).all()
+        assert (hopgemm.matmul(-ones(8, k, dtype=dtype), ones(k, 8, dtype=dtype)) == -want).all()
+    for k, want in ((65519, 65504.0), (65520, float("inf"))):
+        assert (hopgemm.matmul(ones(1, k, dtype=torch.float16), ones(k, 8, dtype=torch.float16)) == want).all()
+    tiny = torch.full((8, 1), 2.0**-24, device="cuda", dtype=torch.float16)
+    big = torch.full((1, 8), 1024.0, device="cuda", dtype=torch.float16)
+    assert (hopgemm.matmul(tiny, big) == 2.0**-14).all()
+    assert (hopgemm.matmul(tiny, ones(1, 8, dtype=torch.float16)) == 2.0**-24).all()
+    least = torch.full((8, 1), 2.0**-133, device="cuda", dtype=torch.bfloat16)
+    assert (hopgemm.matmul(least, big.bfloat16()) == 2.0**-123).all()
+
+
+@pytest.mark.parametrize("m, n, k", [(65600, 65600, 8), (8, 8, 2**28 + 8), (65536, 16, 32776)])
+def test_beyond_32_bits(m, n, k):
+    """More than 2^31 elements, or 2^32 bytes, in the result, along K, in an operand."""
+    a, b = torch.zeros(m, k, device="cuda", dtype=torch.bfloat16), torch.ones(n, k, device="cuda", dtype=torch.bfloat16).t()
+    rows = sorted({0, 1, m // 2, (2**31 - 1) // max(n, k) % m, (2**31) // max(n, k) % m, m - 1})
+    for i, row in enumerate(rows):
+        a[row, k - 1 - i] = i + 1
+    d = hopgemm.matmul(a, b)
+    for i, row in enumerate(rows):
+        assert (d[row] == i + 1).all(), row
+    assert d.sum(dtype=torch.float64).item() == n * sum(range(1, len(rows) + 1))
+
+
+def test_a_column_of_a_big_matrix():
+    big = torch.zeros(16909322, 127, device="cuda", dtype=torch.float16)  # its last row lies beyond 2^31 elements
+    big[::4096, 5:6] = 1
+    v = big[:, 5:6]
+    assert hopgemm.matmul(v.t(), v, out_dtype=torch.float32).item() == v.sum(dtype=torch.float64).item()
+
+
+def test_a_batch_beyond_65535():
+    a = (torch.arange(70000, device="cuda") % 7).bfloat16().view(-1, 1, 1).expand(-1, 8, 16).contiguous()
+    b = torch.ones(70000, 16, 8, device="cuda", dtype=torch.bfloat16)
+    assert torch.equal(hopgemm.matmul(a, b), (a.float() @ b.float()).bfloat16())
+
+
+def test_the_same_bits_every_time():
+    a, b = torch.randn(3000, 2048, device="cuda").bfloat16(), torch.randn(2048, 3000, device="cuda").bfloat16()
+    want = hopgemm.matmul(a, b)
+    busy = torch.cuda.Stream()
+    for i in range(50):
+        with torch.cuda.stream(busy):
+            torch.mm(b, a)
+        assert torch.equal(hopgemm.matmul(a, b, sm_limit=[0, 100, 7][i % 3]), want)
+
+
+def test_a_row_depends_on_nothing_else():
+    a, b = torch.randn(777, 1000, device="cuda").half(), torch.randn(1000, 640, device="cuda").half()
+    with hopgemm.batch_invariant():
+        whole = hopgemm.matmul(a, b)
+        for rows in ([0], [5, 6, 7], list(range(100, 400)), [776]):
+            assert torch.equal(hopgemm.matmul(a[rows], b), whole[rows])
+        batch = hopgemm.matmul(a[:100].expand(9, -1, -1), b.expand(9, -1, -1).contiguous())
+        assert all(torch.equal(x, whole[:100]) for x in batch)
+
+
+def test_device_facts():
+    info = hopgemm.device_info(0)
+    assert info["compute_capability"] == (9, 0)
+    assert hopgemm.sm_count(0) == info["sm_count"] == torch.cuda.get_device_properties(0).multi_processor_count
+
+
+def test_gemm_on_any_dlpack_array():
+    a, b = operand(100, 64, torch.bfloat16, True, True), operand(64, 120, torch.bfloat16, True, True)
+    out = torch.empty(100, 120, device="cuda", dtype=torch.float32)
+    bias, c = torch.ones(120, device="cuda"), torch.full((100, 120), 2.0, device="cuda")
+    stream = torch.cuda.current_stream().cuda_stream
+    _core.gemm(a, b, out, c=c, bias=bias, alpha=2.0, beta=3.0, stream=stream)
+    assert torch.equal(out, 2 * (a.float() @ b.float()) + 3 * c + bias)
+    odd = torch.ones(33, 7, device="cuda", dtype=torch.bfloat16)
+    small = torch.empty(33, 33, device="cuda", dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="workspace of"):
+        _core.gemm(odd, odd.t(), small, stream=stream)
+    _core.gemm(odd, odd.t(), small, workspace=torch.empty(1 << 20, device="cuda"), stream=stream)
+    assert (small == 7).all()
+    cupy = pytest.importorskip("cupy")
+    x, y = cupy.ones((64, 72), cupy.float16), cupy.ones((72, 40), cupy.float16)
+    d = cupy.zeros((64, 40), cupy.float16)
+    _core.gemm(x, y, d, stream=cupy.cuda.get_current_stream().ptr)
+    assert (cupy.asnumpy(d) == 72).all()
