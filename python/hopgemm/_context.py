@@ -1,0 +1,181 @@
+"""Settings that hold for a block of code: SM limit, batch invariance, fallback to the framework's product.
+
+Thread-local, like torch.no_grad: a new thread starts from the environment's values, and an `await` inside a
+block carries its settings to whatever runs next on that thread. Arguments of `matmul` win over a block,
+a block over the environment. Under jit and compile the settings are read while tracing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import operator
+import os
+import sys
+import threading
+from collections import namedtuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+    from typing import Any, NamedTuple, TypeVar
+
+    F = TypeVar("F", bound=Callable[..., Any])
+
+    class Settings(NamedTuple):
+        """What `matmul` uses where its argument is None."""
+
+        sm_limit: int
+        batch_invariant: bool
+        fallback: bool
+
+else:  # typing.NamedTuple costs 4 ms of import
+    Settings = namedtuple("Settings", "sm_limit batch_invariant fallback")
+
+ENVIRONMENT = {
+    "sm_limit": "HOPGEMM_SM_LIMIT",
+    "batch_invariant": "HOPGEMM_BATCH_INVARIANT",
+    "fallback": "HOPGEMM_FALLBACK",
+}
+_WORDS = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
+
+# Called with the new settings whenever a block is entered; what they return is entered with it. hopgemm.jax
+# puts the settings into the key of jit's cache here.
+on_enter: list[Callable[[Settings], AbstractContextManager[Any]]] = []
+
+
+def parse_environment(field: str) -> Any:
+    """The value of a setting's variable; its neutral value where unset. ValueError names the variable."""
+    name = ENVIRONMENT[field]
+    text = os.environ.get(name, "").strip()
+    if field == "sm_limit":
+        if not (text or "0").isdecimal():
+            raise ValueError(
+                f"{name}={text!r}: must be a number of SMs, 0 or more (0: all). Correct or unset it"
+            )
+        return int(text or "0")
+    if text and text.lower() not in _WORDS:
+        raise ValueError(f"{name}={text!r}: must be 1 or 0. Correct or unset it")
+    return _WORDS.get(text.lower(), False)
+
+
+def environment() -> Settings:
+    """What the environment asks for, read once a process."""
+    if not _read:
+        _read.append(Settings(*map(parse_environment, Settings._fields)))
+    return _read[0]
+
+
+_read: list[Settings] = []
+# As torch.compiler.assume_constant_result, without importing torch: Dynamo calls it and keeps the result.
+environment._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+class _Thread(threading.local):
+    # HAZARD: `settings` must live in the instance: Dynamo puts no guard on a class attribute read through a
+    # threading.local, and a compiled function would keep the settings of its first call.
+    def __init__(self) -> None:
+        self.settings: Settings | None = None  # None: outside every block
+        self.blocks: list[tuple[_Block, dict[str, Any], contextlib.ExitStack]] = []
+
+
+_thread = _Thread()
+
+
+def current() -> Settings:
+    """The settings of this thread, here and now."""
+    settings = _thread.settings
+    return environment() if settings is None else settings
+
+
+def is_inside_block() -> bool:
+    """Is a block of this module open in this thread?"""
+    return bool(_thread.blocks)
+
+
+def _load_hooks() -> None:
+    # HAZARD: what is jitted inside a block before hopgemm.jax is loaded lacks the settings in its cache key.
+    if "jax" in sys.modules and "hopgemm.jax" not in sys.modules:
+        with contextlib.suppress(ImportError):  # a jax that hopgemm.jax refuses: it says so when it is used
+            importlib.import_module("hopgemm.jax")
+
+
+_SUSPENDS = 0x20 | 0x80 | 0x200  # inspect.CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR
+
+
+class _Block(contextlib.ContextDecorator):
+    """One setting for the length of a `with` block or a decorated function; reusable, safe to share."""
+
+    def __init__(self, **change: Any) -> None:
+        self._change = change
+
+    def __enter__(self) -> None:
+        _load_hooks()
+        settings = current()._replace(**self._change)
+        with contextlib.ExitStack() as stack:  # unwound if a hook raises
+            for hook in on_enter:
+                stack.enter_context(hook(settings))
+            _thread.blocks.append((self, self._change, stack.pop_all()))
+        _thread.settings = settings
+
+    def __exit__(self, *exception: Any) -> bool | None:
+        blocks = _thread.blocks
+        # The last entry of this block, not simply the last: generators may leave their blocks out of turn.
+        index = max(i for i, (block, _, _) in enumerate(blocks) if block is self)
+        _, _, stack = blocks.pop(index)
+        settings = environment()
+        for _, change, _ in blocks:
+            settings = settings._replace(**change)
+        _thread.settings = settings if blocks else None
+        return stack.__exit__(*exception)
+
+    def __call__(self, function: F) -> F:
+        code = getattr(function, "__code__", None)
+        if code is not None and code.co_flags & _SUSPENDS:
+            name = getattr(function, "__qualname__", function)
+            raise TypeError(
+                f"{name} is a coroutine or generator function: a decorator would end before its body runs. "
+                "Use a with block inside it"
+            )
+        return super().__call__(function)
+
+
+def sm_limit(n: int) -> AbstractContextManager[None]:
+    """Within the block (or the decorated function) hopgemm uses at most `n` SMs of a GPU; 0: all.
+
+    Raises TypeError unless `n` is an integer, ValueError if it is negative.
+    """
+    if isinstance(n, bool) or not hasattr(type(n), "__index__"):
+        raise TypeError(
+            f"hopgemm.sm_limit: n is {n!r} ({type(n).__name__}); must be an integer, 0 for all SMs"
+        )
+    if operator.index(n) < 0:
+        raise ValueError(f"hopgemm.sm_limit: n is {n}; must be 0 (all SMs) or more")
+    return _Block(sm_limit=operator.index(n))
+
+
+def batch_invariant(on: bool = True) -> AbstractContextManager[None]:
+    """Within the block a row's bits depend neither on M nor on its position, batch or neighbours."""
+    return _Block(batch_invariant=_as_bool("batch_invariant", on))
+
+
+def fallback(on: bool = True) -> AbstractContextManager[None]:
+    """Within the block the framework's own product stands in where the kernel cannot run; it warns once."""
+    return _Block(fallback=_as_bool("fallback", on))
+
+
+def _as_bool(name: str, on: bool) -> bool:
+    if not isinstance(on, bool):
+        hint = f". As a decorator: @hopgemm.{name}()" if callable(on) else ""
+        raise TypeError(f"hopgemm.{name}: on is {on!r} ({type(on).__name__}); must be True or False{hint}")
+    return on

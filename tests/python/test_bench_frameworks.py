@@ -1,0 +1,170 @@
+"""The contenders of both frameworks without a GPU: what they multiply, and how they check it."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.fixture
+def backends(monkeypatch):
+    """Records the BLAS backends that are asked for; a CPU build of torch has none."""
+    torch = pytest.importorskip("torch")
+    asked = []
+    monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", asked.append)
+    return asked
+
+
+@pytest.fixture
+def torch_case(backends):
+    """Three sets of column-major and row-major operands on the CPU."""
+    torch = pytest.importorskip("torch")
+    from hopgemm._bench_torch import TorchCase
+
+    sets = [
+        (torch.randn(96, 130).to(torch.bfloat16).T, torch.randn(96, 140).to(torch.bfloat16)) for _ in range(3)
+    ]
+    return torch, TorchCase(sets, "bf16", False), sets
+
+
+def test_torch_right_products_pass(torch_case):
+    _, case, _ = torch_case
+    for contender in (*case.baselines(), case.hopgemm("")):
+        check = contender.check()
+        assert check.correct
+        assert 0 < check.worst_error <= 1
+
+
+def test_torch_names(torch_case, backends):
+    _, case, _ = torch_case
+    baselines = case.baselines()
+    assert [(c.name, c.config) for c in baselines] == [("cublas", "cublas"), ("cublas", "cublaslt")]
+    backends.clear()
+    for contender in reversed(baselines):
+        contender.check()
+    assert backends == ["cublaslt", "cublas"]
+    ours = case.hopgemm("")
+    assert ours.name == "hopgemm"
+    assert case.hopgemm(ours.config).config == ours.config
+
+
+@pytest.mark.parametrize("spot", [(0, 0), (129, 139), (129, 0)])
+@pytest.mark.parametrize("value", [1e3, float("nan"), float("inf")])
+def test_torch_wrong_products_fail(torch_case, spot, value):
+    """The corners are looked at, and a NaN is no pass."""
+    torch, case, _ = torch_case
+
+    def wrong(a, b):
+        product = torch.mm(a, b)
+        product[spot] = value
+        return product
+
+    assert not case._contender("wrong", "", wrong).check().correct
+
+
+def test_torch_a_result_rounded_twice_as_coarsely_fails(torch_case):
+    torch, case, _ = torch_case
+
+    def coarse(a, b):
+        exact = a.float() @ b.float()
+        return (exact * 2**-6).to(torch.float8_e4m3fn).float() * 2**6
+
+    assert not case._contender("coarse", "", coarse).check().correct
+
+
+class HostEvent:
+    """Stands for torch.cuda.Event: every record is one second after the last."""
+
+    now = 0.0
+
+    def record(self):
+        HostEvent.now += 1.0
+        self.time = HostEvent.now
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, other):
+        return (other.time - self.time) * 1e3
+
+
+class ListGraph:
+    """Stands for a CUDA graph of the products that were launched while it was captured."""
+
+    def __init__(self, log):
+        self.log, self.captured = log, []
+
+    def replay(self):
+        self.log.extend(self.captured)
+
+
+def test_torch_eager_launches_rotate(torch_case, monkeypatch):
+    torch, case, sets = torch_case
+    monkeypatch.setattr("hopgemm._bench_torch._timing_event", HostEvent)
+    seen = []
+    contender = case._contender("x", "", lambda a, b: seen.append((a, b)))
+    assert contender.run(7) == (7, 1.0)
+    assert [next(i for i, s in enumerate(sets) if s[0] is a and s[1] is b) for a, b in seen] == [
+        0,
+        1,
+        2,
+        0,
+        1,
+        2,
+        0,
+    ]
+
+
+def test_torch_graphs_hold_every_set_once(torch_case, monkeypatch):
+    import contextlib
+
+    from hopgemm._bench_torch import TorchCase
+
+    torch, _, sets = torch_case
+    seen = []
+    graphs = []
+
+    def new_graph():
+        graphs.append(ListGraph(seen))
+        return graphs[-1]
+
+    @contextlib.contextmanager
+    def capture(graph):
+        before = len(seen)
+        yield
+        graph.captured = seen[before:]
+        del seen[before:]
+
+    monkeypatch.setattr("hopgemm._bench_torch._timing_event", HostEvent)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", new_graph)
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    contender = TorchCase(sets, "bf16", True)._contender("x", "", lambda a, b: seen.append(a))
+    assert len(seen) == 1  # once before the capture
+    seen.clear()
+    assert contender.run(4) == (6, 1.0)  # whole rotations
+    assert [next(i for i, s in enumerate(sets) if s[0] is a) for a in seen] == [0, 1, 2] * 2
+
+
+def test_jax_contender():
+    """In a process of its own: the module sets XLA's flags."""
+    pytest.importorskip("jax")
+    code = """
+import jax, jax.numpy as jnp
+from hopgemm._bench_jax import JaxCase, JaxContender
+keys = jax.random.split(jax.random.key(0), 4)
+for layout in ("kk", "kn", "mk", "mn"):
+    a = (130, 96) if layout[0] == "k" else (96, 130)
+    b = (96, 140) if layout[1] == "n" else (140, 96)
+    arrays = [jax.random.normal(key, (a, b)[i % 2], jnp.bfloat16) for i, key in enumerate(keys)]
+    sets = [(arrays[0], arrays[1]), (arrays[2], arrays[3])]
+    (baseline,) = JaxCase(sets, "bf16", layout).baselines()
+    assert baseline.check().correct
+    launches, seconds = baseline.run(3)
+    assert launches == 4 and seconds > 0  # whole rotations
+    wrong = lambda a, b: jnp.matmul(a, b).at[-1, -1].add(1000)
+    assert not JaxContender("wrong", "", wrong, sets, "bf16", layout).check().correct
+    missing = lambda a, b: jnp.matmul(a, b).at[0, 0].set(jnp.nan)
+    assert not JaxContender("nan", "", missing, sets, "bf16", layout).check().correct
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

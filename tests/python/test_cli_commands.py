@@ -1,0 +1,198 @@
+"""The command line as a user meets it: each command in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def hopgemm(*arguments, status=0, **environment):
+    """Runs `python -m hopgemm`; its standard output, and its standard error where a failure is expected."""
+    done = subprocess.run(
+        [sys.executable, "-m", "hopgemm", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", **environment},
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout if status == 0 else done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("command", ["info", "demo", "plan", "bench"])
+def test_help_has_an_example(command):
+    text = hopgemm(command, "--help")
+    assert f"example:\n  hopgemm {command}" in text
+    assert command in hopgemm("--help")
+
+
+def test_the_console_script():
+    import importlib.metadata
+
+    (script,) = importlib.metadata.entry_points(group="console_scripts", name="hopgemm")
+    assert script.load()(["plan", "64", "64", "64"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "COMMAND"),
+        (["nothing"], "invalid choice"),
+        (["plan", "1", "2"], "required: K"),
+        (["plan", "1", "2", "-3"], "k is -3"),
+        (["plan", "1", "2", "3", "--batch", "2,x"], "'x': must be a positive integer"),
+        (["plan", "1", "2", "3", "--device", "cpu"], "must be a CUDA GPU"),
+        (["demo", "--size", "0"], "must be a positive integer"),
+        (["bench", "--part", "2"], "must be i/n"),
+        (["bench", "--part", "3/2"], "must be i/n"),
+        (["bench", "--shapes", "64x64"], "must be MxNxK"),
+        (["bench", "--shapes", "64x64x64", "--suite", "core"], "not allowed with"),
+        (["bench", "--protocol", "quick"], "invalid choice"),
+    ],
+)
+def test_a_wrong_command_line_is_2(arguments, message):
+    assert message in hopgemm(*arguments, status=2)
+
+
+def test_info():
+    info = json.loads(
+        hopgemm("info", "--json", HOPGEMM_FALLBACK="1", HOPGEMM_SM_LIMIT="lots", HOPGEMM_NOTHING="x")
+    )
+    import importlib.metadata
+
+    assert info["hopgemm"] == importlib.metadata.version("hopgemm")
+    assert info["devices"] == []
+    assert info["kernels"] > 0
+    assert info["xla_ffi"]["hopgemm"] == [0, 3]
+    environment = info["environment"]
+    assert environment["HOPGEMM_FALLBACK"] == {"value": "1", "problem": None}
+    assert "HOPGEMM_SM_LIMIT='lots'" in environment["HOPGEMM_SM_LIMIT"]["problem"]
+    assert environment["HOPGEMM_BATCH_INVARIANT"] == {"value": None, "problem": None}
+    assert "not a variable" in environment["HOPGEMM_NOTHING"]["problem"]
+    for part in ("hopgemm", "hopgemm._core"):
+        assert 0 < info["loading"][part]["ms"] < 5000
+        assert info["loading"][part]["bytes"] >= 0
+
+
+def test_info_finds_the_frameworks_without_importing_them():
+    import importlib.metadata
+
+    code = (
+        "import sys\n"
+        "from hopgemm._cli import main\n"
+        "assert main(['info', '--json']) == 0\n"
+        "assert not {'torch', 'jax', 'jaxlib', 'numpy'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    info = json.loads(done.stdout)
+    for name, version in info["packages"].items():
+        try:
+            assert version == importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            assert version is None
+    if info["packages"]["jaxlib"]:
+        assert info["xla_ffi"]["jaxlib"][0] == 0
+
+
+def test_info_for_people():
+    text = hopgemm("info", HOPGEMM_SM_LIMIT="64")
+    for line in (
+        "hopgemm ",
+        "compiler ",
+        "driver ",
+        "GPU ",
+        "torch ",
+        "jax ",
+        "XLA FFI ",
+        "import ",
+        "load ",
+    ):
+        assert f"\n{line}" in f"\n{text}"
+    assert any(line.split() == ["HOPGEMM_SM_LIMIT", "64"] for line in text.splitlines())
+
+
+def test_plan():
+    plan = json.loads(hopgemm("plan", "4096", "2048", "1024", "--majors", "kn", "--batch", "3", "--json"))
+    assert plan["path"] == "gemm"
+    assert plan["flops"] == 3 * 2.0 * 4096 * 2048 * 1024
+    text = hopgemm("plan", "4096", "2048", "1024", "--majors", "kn", "--batch", "3")
+    assert plan["config"] in text
+    assert f"{plan['grid']} CTAs" in text
+
+
+def test_plan_for_a_device_that_is_not_there_is_1():
+    assert "error: " in hopgemm("plan", "64", "64", "64", "--device", "0", status=1)
+
+
+def test_bench_without_a_gpu_is_1():
+    pytest.importorskip("torch")
+    assert "sees no GPU" in hopgemm("bench", "--baseline", "torch", status=1)
+
+
+def test_bench_through_jax_without_a_gpu_is_1():
+    pytest.importorskip("jax")
+    assert "sees no GPU" in hopgemm("bench", "--baseline", "jax", status=1)
+
+
+def test_demo():
+    pytest.importorskip("torch")
+    pytest.importorskip("jax")
+    result = json.loads(hopgemm("demo", "--size", "200", "--json"))
+    assert result["ok"] is True
+    assert result["bits"] == "the same bits on exact data"
+    torch_row, jax_row = result["rows"]
+    for row, name in ((torch_row, "PyTorch on the CPU"), (jax_row, "XLA on the CPU")):
+        assert row["computed_by"].startswith(name)
+        assert row["exact"] is True
+        assert 0 < row["error"] <= 1
+        assert row["tflops"] > 0 < row["own_tflops"]
+        assert row["problem"] is None
+
+
+def test_demo_table_names_what_computed():
+    pytest.importorskip("torch")
+    pytest.importorskip("jax")
+    text = hopgemm("demo", "--size", "64")
+    assert "PyTorch on the CPU" in text
+    assert "XLA on the CPU" in text
+
+
+def test_demo_tells_a_wrong_product(monkeypatch, capsys):
+    """One wrong element of the checked rows: the row says NO, and the exit status is 1."""
+    torch = pytest.importorskip("torch")
+    from hopgemm import _demo
+    from hopgemm._cli import main
+
+    def wrong(a, b):
+        product = torch.mm(a, b)
+        product[0, 0] += 64
+        return product
+
+    monkeypatch.setattr(_demo, "matmul", wrong)
+    monkeypatch.setattr(_demo.importlib.util, "find_spec", lambda name: name == "torch" or None)
+    assert main(["demo", "--size", "32"]) == 1
+    assert " NO " in capsys.readouterr().out
+
+
+@pytest.mark.gpu
+def test_demo_on_the_gpu():
+    done = subprocess.run([sys.executable, "-m", "hopgemm", "demo", "--json"], capture_output=True, text=True)
+    result = json.loads(done.stdout)
+    assert done.returncode == 0, result
+    assert all(
+        row["computed_by"].startswith("hopgemm kernel") for row in result["rows"] if not row["problem"]
+    )
+
+
+@pytest.mark.gpu
+def test_bench_on_the_gpu(tmp_path):
+    path = tmp_path / "r.json"
+    shapes = "512x512x512,16x4096x4096,513x257x200"
+    command = [sys.executable, "-m", "hopgemm", "bench", "--shapes", shapes, "--json", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = json.loads(path.read_text())["records"]
+    assert len(records) == 6
+    assert all(record["correct"] and record["tflops"] > 0 for record in records)
+    assert "already there" in subprocess.run(command, capture_output=True, text=True).stdout
