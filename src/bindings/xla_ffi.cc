@@ -7,30 +7,14 @@
 #include <string>
 
 #include "api/gemm.h"
+#include "bindings/cuda_runtime.h"
 #include "bindings/xla_call.h"
 
-// Built with newer headers the handler would stop every older jax from starting: see docs on versions.
+// HAZARD: built with newer headers the handler would stop every older jax from starting any backend.
 static_assert(XLA_FFI_API_MAJOR == 0 && XLA_FFI_API_MINOR == 3, "build with the headers of jaxlib 0.10.2");
 
 namespace hopgemm::xla_call {
 namespace {
-
-// The device of the call is current while this lives.
-class CurrentDevice {
- public:
-  explicit CurrentDevice(int device) {
-    if (cudaGetDevice(&previous_) == cudaSuccess && previous_ != device) moved_ = cudaSetDevice(device) == cudaSuccess;
-  }
-  ~CurrentDevice() {
-    if (moved_) cudaSetDevice(previous_);
-  }
-  CurrentDevice(const CurrentDevice&) = delete;
-  CurrentDevice& operator=(const CurrentDevice&) = delete;
-
- private:
-  int previous_ = 0;
-  bool moved_ = false;
-};
 
 // A program saved by another version may name a config that this one lacks: choose anew, and say so once.
 Status plan_for(const Problem& p, const std::string& config, const DeviceFacts& facts, Plan& plan) {
@@ -53,16 +37,16 @@ ffi::Error matmul(cudaStream_t stream, int32_t device, std::string_view spec, st
   Problem& p = call.problem;
   p.alpha = alpha, p.beta = beta, p.sm_limit = static_cast<int>(sm_limit), p.batch_invariant = batch_invariant;
 
-  const CurrentDevice current(device);
+  const DeviceGuard guard(device);
   DeviceFacts facts;
   if (Status s = device_facts(device, facts); !s.ok()) return error_of(s);
   Plan plan;
   if (Status s = plan_for(p, std::string(config), facts, plan); !s.ok()) return error_of(s);
   if (plan.workspace_bytes > call.workspace_bytes)
-    return error_of(invalid("hopgemm: config '%s' needs %lld bytes of workspace and the program has %lld: it was lowered for "
-                            "another GPU or by another version. Trace and lower it again",
-                            plan.config, static_cast<long long>(plan.workspace_bytes),
-                            static_cast<long long>(call.workspace_bytes)));
+    return error_of(invalid(
+        "hopgemm: config '%s' needs %lld bytes of workspace and the program has %lld: it was lowered for "
+        "another GPU or by another version. Trace and lower it again",
+        plan.config, static_cast<long long>(plan.workspace_bytes), static_cast<long long>(call.workspace_bytes)));
   return error_of(gemm(p, plan, call.workspace, stream));
 }
 

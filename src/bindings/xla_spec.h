@@ -38,7 +38,9 @@ using Dims = std::span<const int64_t>;
 }
 
 inline bool has(std::string_view labels, char c) { return labels.find(c) != std::string_view::npos; }
-inline bool has_run(std::string_view labels, std::string_view run) { return labels.find(run) != std::string_view::npos; }
+inline bool has_run(std::string_view labels, std::string_view run) {
+  return labels.find(run) != std::string_view::npos;
+}
 
 // Splits "ab,bc->ac" and the epilogue's "c=ac,bias=c" into label strings.
 inline Status split_labels(std::string_view spec, std::string_view epilogue, Labels& labels) {
@@ -74,8 +76,10 @@ inline Status group_labels(Labels& labels) {
   for (char x : lhs + rhs + out + c + bias) {
     const bool known = has(lhs, x) || has(rhs, x), summed = has(lhs, x) && has(rhs, x);
     if (!known || !(has(out, x) || summed) || ((has(c, x) || has(bias, x)) && !has(out, x)))
-      return invalid("hopgemm: label '%c' of '%s,%s->%s' (c '%s', bias '%s') has no meaning: a letter of one operand "
-                     "must be in the result", x, lhs.c_str(), rhs.c_str(), out.c_str(), c.c_str(), bias.c_str());
+      return invalid(
+          "hopgemm: label '%c' of '%s,%s->%s' (c '%s', bias '%s') has no meaning: a letter of one operand "
+          "must be in the result",
+          x, lhs.c_str(), rhs.c_str(), out.c_str(), c.c_str(), bias.c_str());
   }
   for (char x : lhs)
     if (has(rhs, x) && !has(out, x)) labels.k += x;
