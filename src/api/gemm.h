@@ -85,6 +85,7 @@ enum class Path : int32_t {
   kFill,   // k or alpha is 0: d = beta * c + bias
   kGemm,   // the kernel, after packing what TMA cannot read
 };
+// How the result leaves shared memory; with kTma the ragged end of a row (not a multiple of 16 bytes) still leaves directly.
 enum class Store : int32_t { kTma, kDirect };
 
 // What would run, and why. Plain data: copy it, keep it, compare it.

@@ -107,7 +107,7 @@ constexpr int smem_bytes(const KernelConfig& c) {
 // 128 * (producer + 2 * consumer) may not pass 384 * 168: a larger claim never returns.
 inline constexpr int kLaunchRegisters = 168;
 constexpr int accumulator_registers(const KernelConfig& c) { return mma_rows(c) * c.tile_n / 2; }
-constexpr int consumer_registers(const KernelConfig& c) { return accumulator_registers(c) > 128 ? 240 : 224; }
+constexpr int consumer_registers(const KernelConfig& c) { return accumulator_registers(c) > 128 ? 240 : 232; }
 constexpr int producer_registers(const KernelConfig& c) {
   return kNumThreads * kLaunchRegisters / kWarpgroup - kNumConsumers * consumer_registers(c);
 }

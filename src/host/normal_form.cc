@@ -306,7 +306,10 @@ Status normalize(const Problem& problem, NormalProblem& normal) {
   e.c = make_epilogue_matrix(p, p.c.data, p.c.dtype, p.c.row_stride, p.c.col_stride, p.c.batch_stride);
   e.bias = make_epilogue_matrix(p, p.bias.data, p.bias.dtype, row_bias.row_stride, row_bias.col_stride, p.bias.batch_stride);
   e.d = make_epilogue_matrix(p, p.d.data, p.d.dtype, p.d.row_stride, 1, p.d.batch_stride);
-  e.store = tma_writes(e.d, p.m) ? Store::kTma : Store::kDirect;
+  // HAZARD: a TMA store writes 16 bytes at a time, also where the row ends inside them (measured: with N = 257 the seven
+  // elements behind each row are overwritten). So the piece that holds a ragged end leaves by plain stores.
+  const bool ragged = p.n * size_of(e.d.dtype) % kTmaBytes != 0;
+  e.tma_columns = !tma_writes(e.d, p.m) ? 0 : ragged ? e.n : INT32_MAX;
   return {};
 }
 

@@ -78,7 +78,7 @@ Status make_plan(const Problem& problem, const char* config, const DeviceFacts& 
   plan.majors[0] = p.a.major == Major::kK ? 'k' : 'm';
   plan.majors[1] = p.b.major == Major::kK ? 'k' : 'n';
   plan.pack_a = p.a.pack, plan.pack_b = p.b.pack;
-  plan.store = p.epilogue.store;
+  plan.store = p.epilogue.tma_columns > 0 ? Store::kTma : Store::kDirect;
   plan.tiles = static_cast<int64_t>(all_tiles);
   plan.grid = grid_size(chosen, grid, sm_count);
   plan.waves = static_cast<double>(grid.num_blocks) * cluster_size(chosen.kernel) / plan.grid;

@@ -47,7 +47,7 @@ MapShape operand_shape(const NormalProblem& p, const NormalOperand& o, int64_t m
 Status encode_tensor_maps(const NormalProblem& p, const KernelConfig& config, CUtensorMap& a, CUtensorMap& b, CUtensorMap& d) {
   HOPGEMM_TRY(encode(operand_shape(p, p.a, p.m, a_tile(config), config.dtype), CU_TENSOR_MAP_L2_PROMOTION_L2_256B, "a", a));
   HOPGEMM_TRY(encode(operand_shape(p, p.b, p.n, b_tile(config), config.dtype), CU_TENSOR_MAP_L2_PROMOTION_L2_256B, "b", b));
-  if (p.epilogue.store == Store::kDirect) return {};
+  if (p.epilogue.tma_columns == 0) return {};
   const EpilogueMatrix& out = p.epilogue.d;
   const MapShape shape{out.dtype, out.data, p.n, p.m, out.row_stride, p.batch_inner, out.batch_inner_stride, p.batch_outer,
                        out.batch_outer_stride, static_cast<int>(kSwizzleBytes / size_of(out.dtype)), kMmaM};

@@ -14,11 +14,16 @@
 //                             outside the tensor arrive as zeros, and count.
 //   mma                       returns at once; reads both operands any time until the mma_wait that covers its group returns.
 //   mma_commit, mma_wait<n>   closes a group; waits until at most n groups are unfinished. Groups finish in order.
-//   stage                     rounds a piece of the accumulator into the staging slot, by ordinary writes.
+//   round                     rounds the accumulator to 16 bits, to nearest even, in registers.
+//   stage                     puts a piece (of the rounded result, or of the fp32 accumulator) into the staging slot, by
+//                             ordinary writes.
 //   fence_proxy_async         ordinary writes of this thread before it are seen by copies that are issued after it.
 //   consumer_sync             all 128 threads of this consumer meet.
 //   store                     returns at once; reads the slot any time until store_wait_read<n> covers it. Clips at the edges.
-//   store_wait_read<n>        at most n stores still read shared memory; then consumer_sync.
+//                             HAZARD: writes the tensor's last 16 bytes of a row whole, also where the row ends inside them.
+//   store_direct              leaves the slot by ordinary writes, element by element inside the result; to store_wait_read it
+//                             is a store that has finished.
+//   store_wait_read<n>        all but the last n stores have read their slots; then consumer_sync.
 //   store_drain               every store is done, in memory too.
 #pragma once
 #include <concepts>
@@ -41,8 +46,9 @@ concept Barriers = requires(Hw& hw, int stage, uint32_t parity, int bytes, uint3
 };
 
 template <class Hw>
-concept Hardware = Barriers<Hw> && requires(Hw& hw, const typename Hw::TensorMap& map, typename Hw::Accumulator& acc, int i,
-                                            CachePolicy policy, const EpilogueParams& epilogue, const Tile& tile) {
+concept Hardware = Barriers<Hw> && requires(Hw& hw, const typename Hw::TensorMap& map, typename Hw::Accumulator& acc,
+                                            typename Hw::Rounded& rounded, int i, CachePolicy policy,
+                                            const EpilogueParams& epilogue, const Tile& tile) {
   { Hw::kKernelConfig } -> std::convertible_to<KernelConfig>;
   { hw.is_leader() } -> std::same_as<bool>;
   hw.cta_sync();
@@ -56,7 +62,9 @@ concept Hardware = Barriers<Hw> && requires(Hw& hw, const typename Hw::TensorMap
   hw.mma_commit();
   hw.template mma_wait<1>(acc);
   hw.scale(acc, epilogue, tile);
-  hw.template stage<64>(acc, i, i, i, DType::kBF16);
+  hw.round(acc, rounded);
+  hw.template stage<64>(rounded, i, i, i);
+  hw.template stage<32>(acc, i, i, i);
   hw.fence_proxy_async();
   hw.consumer_sync();
   hw.store(map, i, i, i, i, i, policy);

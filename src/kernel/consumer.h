@@ -7,22 +7,33 @@
 
 namespace hopgemm {
 
-// acc = a @ b over all of K for one tile. The stage of step i is released when step i + 1 has been issued and i is done.
+// One step of K: issue it, then release the stage of the step before, which is done by then.
 template <class Hw, int kStages>
-HOPGEMM_DEVICE void main_loop(Hw& hw, typename Hw::Accumulator& acc, PipelineState<kStages>& state, int k_tiles,
-                              uint32_t peers) {
-  PipelineState<kStages> previous = state;
-  for (int i = 0; i < k_tiles; ++i) {
-    consumer_wait(hw, state);
-    hw.mma(acc, state.stage, /*accumulate=*/i > 0);
-    hw.mma_commit();
-    if (i > 0) {
-      hw.template mma_wait<1>(acc);
-      consumer_release(hw, previous, peers);
-    }
-    previous = state;
-    state.advance();
+HOPGEMM_DEVICE void main_loop_step(Hw& hw, typename Hw::Accumulator& acc, PipelineState<kStages>& state,
+                                   PipelineState<kStages>& previous, bool first, uint32_t peers) {
+  consumer_wait(hw, state);
+  hw.mma(acc, state.stage, /*accumulate=*/!first);
+  hw.mma_commit();
+  if (!first) {
+    hw.template mma_wait<1>(acc);
+    consumer_release(hw, previous, peers);
   }
+  previous = state;
+  state.advance();
+}
+
+// acc = a @ b over all of K for one tile. `meanwhile(i)` is called for i = 0 .. kMeanwhile - 1 after the i-th step has been
+// issued (or K has ended): work for this warpgroup while the tensor cores are busy.
+template <int kMeanwhile, class Hw, int kStages, class Meanwhile>
+HOPGEMM_DEVICE void main_loop(Hw& hw, typename Hw::Accumulator& acc, PipelineState<kStages>& state, int k_tiles,
+                              uint32_t peers, Meanwhile&& meanwhile) {
+  PipelineState<kStages> previous = state;
+  HOPGEMM_UNROLL
+  for (int i = 0; i < kMeanwhile; ++i) {
+    if (i < k_tiles) main_loop_step(hw, acc, state, previous, i == 0, peers);
+    meanwhile(i);
+  }
+  for (int i = kMeanwhile; i < k_tiles; ++i) main_loop_step(hw, acc, state, previous, i == 0, peers);
   if constexpr (!is_cooperative(Hw::kKernelConfig)) hw.arrive(hw.turn(1 - hw.consumer()));  // pairs with the wait in consume()
   hw.template mma_wait<0>(acc);
   consumer_release(hw, previous, peers);
@@ -35,6 +46,7 @@ template <class Hw> HOPGEMM_DEVICE void consume(Hw& hw, const GemmParams<typenam
   typename Hw::Accumulator acc;
   PipelineState<kConfig.num_stages> state;
   StagingState staging;
+  RoundedTile<Hw> rounded;  // cooperative: the last tile's result, which leaves during the next tile's main loop
   uint32_t turn_phase = consumer ^ 1;  // consumer 0 goes first: its first wait passes
   int owner = 0;                       // ping-pong: whose tile it is
   for (TileScheduler<kConfig> tiles(p.grid, hw.cluster(), hw.num_clusters(), hw.cta_rank()); tiles.valid(); tiles.next()) {
@@ -48,11 +60,17 @@ template <class Hw> HOPGEMM_DEVICE void consume(Hw& hw, const GemmParams<typenam
       hw.wait(hw.turn(consumer), turn_phase);  // the tensor cores are the other one's until it has issued its last wgmma
       turn_phase ^= 1;
     }
-    main_loop(hw, acc, state, p.k_tiles, peers);
     Tile t = tiles.tile();
-    if constexpr (is_cooperative(kConfig)) t.m += consumer * consumer_m(kConfig);
-    epilogue(hw, acc, t, p, staging);
+    if constexpr (is_cooperative(kConfig)) {
+      t.m += consumer * consumer_m(kConfig);
+      main_loop<kPieces<kConfig, 64>>(hw, acc, state, p.k_tiles, peers, [&](int piece) { store_rounded(hw, rounded, piece, p, staging); });
+    } else {
+      main_loop<0>(hw, acc, state, p.k_tiles, peers, [](int) {});
+    }
+    epilogue(hw, acc, t, p, staging, rounded);
   }
+  HOPGEMM_UNROLL
+  for (int piece = 0; piece < kPieces<kConfig, 64>; ++piece) store_rounded(hw, rounded, piece, p, staging);
   hw.store_drain();  // a bulk store may still read shared memory: not after the CTA has gone
 }
 

@@ -1,5 +1,8 @@
 // From accumulators to memory: scale in fp32, round once, stage 64 rows x 128 bytes in swizzled shared memory, and let TMA
-// carry it away while the next piece is staged. Rows that TMA cannot address leave the staging buffer by plain stores.
+// carry it away while the next piece is staged. What TMA cannot write leaves the staging buffer by plain stores.
+//
+// Cooperative consumers share a tile, so that no other math runs under their epilogue: they keep a 16-bit result in
+// registers, half as many as its sums took, and stage it between the steps of the next tile's main loop.
 #pragma once
 #include "kernel/layout.h"
 #include "kernel/params.h"
@@ -11,38 +14,58 @@ struct StagingState {
   HOPGEMM_DEVICE void advance() { slot = slot + 1 == kStagingSlots ? 0 : slot + 1; }
 };
 
-// kColumns x sizeof(element) = 128 bytes: 64 for 16-bit results, 32 for fp32.
-template <int kColumns, class Hw>
-HOPGEMM_DEVICE void store_tile(Hw& hw, typename Hw::Accumulator& acc, const Tile& t,
-                               const GemmParams<typename Hw::TensorMap>& p, StagingState& staging) {
-  constexpr KernelConfig kConfig = Hw::kKernelConfig;
-  HOPGEMM_UNROLL
-  for (int row = 0; row < mma_rows(kConfig); ++row) {
-    HOPGEMM_UNROLL
-    for (int piece = 0; piece < kConfig.tile_n / kColumns; ++piece) {
-      const int m = t.m + row * kMmaM, n = t.n + piece * kColumns;
-      hw.template store_wait_read<kStagingSlots - 1>();  // the slot's last reader is done; all threads of the consumer agree
-      hw.template stage<kColumns>(acc, row, piece, staging.slot, p.epilogue.d.dtype);
-      if (p.epilogue.store == Store::kTma) {
-        hw.fence_proxy_async();  // HAZARD: without it TMA may read what was there before
-        hw.consumer_sync();
-        hw.store(p.d, staging.slot, n, m, t.batch_inner, t.batch_outer, p.d_policy);
-      } else {
-        hw.template store_direct<kColumns>(p.epilogue, staging.slot, m, n, t);
-      }
-      staging.advance();
-    }
+// A piece is 64 rows of 128 bytes: kColumns is 64 for 16-bit results, 32 for fp32.
+template <KernelConfig kConfig, int kColumns> inline constexpr int kPieces = mma_rows(kConfig) * kConfig.tile_n / kColumns;
+
+// A 16-bit result on its way out; `waiting` false: none.
+template <class Hw> struct RoundedTile {
+  typename Hw::Rounded values;
+  Tile tile;
+  bool waiting = false;
+};
+
+template <int kColumns, class Hw, class Values>
+HOPGEMM_DEVICE void store_piece(Hw& hw, const Values& values, int index, const Tile& t,
+                                const GemmParams<typename Hw::TensorMap>& p, StagingState& staging) {
+  constexpr int kAcross = Hw::kKernelConfig.tile_n / kColumns;
+  const int row = index / kAcross, piece = index % kAcross;
+  const int m = t.m + row * kMmaM, n = t.n + piece * kColumns;
+  hw.template store_wait_read<kStagingSlots - 1>();  // the slot's last reader is done; all threads of the consumer agree
+  hw.template stage<kColumns>(values, row, piece, staging.slot);
+  if (n + kColumns <= p.epilogue.tma_columns) {
+    hw.fence_proxy_async();  // HAZARD: without it TMA may read what was there before
+    hw.consumer_sync();
+    hw.store(p.d, staging.slot, n, m, t.batch_inner, t.batch_outer, p.d_policy);
+  } else {
+    hw.template store_direct<kColumns>(p.epilogue, staging.slot, m, n, t);
   }
+  staging.advance();
+}
+
+template <class Hw>
+HOPGEMM_DEVICE void store_rounded(Hw& hw, RoundedTile<Hw>& rounded, int piece, const GemmParams<typename Hw::TensorMap>& p,
+                                  StagingState& staging) {
+  if (!rounded.waiting) return;
+  store_piece<64>(hw, rounded.values, piece, rounded.tile, p, staging);
+  if (piece == kPieces<Hw::kKernelConfig, 64> - 1) rounded.waiting = false;
 }
 
 template <class Hw>
 HOPGEMM_DEVICE void epilogue(Hw& hw, typename Hw::Accumulator& acc, const Tile& t,
-                             const GemmParams<typename Hw::TensorMap>& p, StagingState& staging) {
+                             const GemmParams<typename Hw::TensorMap>& p, StagingState& staging, RoundedTile<Hw>& rounded) {
+  constexpr KernelConfig kConfig = Hw::kKernelConfig;
   if (p.epilogue.scaled) hw.scale(acc, p.epilogue, t);
   if (p.epilogue.d.dtype == DType::kF32) {
-    store_tile<32>(hw, acc, t, p, staging);
+    HOPGEMM_UNROLL
+    for (int i = 0; i < kPieces<kConfig, 32>; ++i) store_piece<32>(hw, acc, i, t, p, staging);
   } else {
-    store_tile<64>(hw, acc, t, p, staging);
+    hw.round(acc, rounded.values);
+    rounded.tile = t;
+    rounded.waiting = true;
+    if constexpr (!is_cooperative(kConfig)) {
+      HOPGEMM_UNROLL
+      for (int i = 0; i < kPieces<kConfig, 64>; ++i) store_rounded(hw, rounded, i, p, staging);
+    }
   }
 }
 

@@ -21,7 +21,7 @@ struct EpilogueParams {
   EpilogueMatrix bias;  // row_stride 0
   EpilogueMatrix d;     // where the direct store writes
   int m, n;
-  Store store;
+  int tma_columns;  // pieces of the tile that end by this column leave by TMA, the others by plain stores (normal_form.cc)
 };
 
 template <class TensorMap> struct GemmParams {

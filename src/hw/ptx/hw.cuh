@@ -19,6 +19,9 @@ template <KernelConfig kConfig> class PtxHw {
   struct Accumulator {
     float v[mma_rows(kConfig)][kConfig.tile_n / 2];
   };
+  struct Rounded {  // pairs of 16-bit elements
+    uint32_t v[mma_rows(kConfig)][kConfig.tile_n / 4];
+  };
 
   // `smem`: the 1024-byte aligned base. `consumer`: -1 in the producer.
   __device__ __forceinline__ PtxHw(uint32_t smem, int consumer)
@@ -102,29 +105,37 @@ template <KernelConfig kConfig> class PtxHw {
     }
   }
 
+  __device__ __forceinline__ void round(const Accumulator& acc, Rounded& rounded) {
+#pragma unroll
+    for (int row = 0; row < mma_rows(kConfig); ++row) {
+#pragma unroll
+      for (int i = 0; i < kConfig.tile_n / 4; ++i) rounded.v[row][i] = round_pair(acc.v[row][2 * i], acc.v[row][2 * i + 1]);
+    }
+  }
+
   template <int kColumns>
-  __device__ __forceinline__ void stage(const Accumulator& acc, int row, int piece, int slot, DType dtype) {
+  __device__ __forceinline__ void stage(const Rounded& rounded, int row, int piece, int slot) {
+    const uint32_t base = smem_ + staging_offset(kConfig, consumer_, slot);
+    const uint32_t* r = &rounded.v[row][piece * kColumns / 4];
+#pragma unroll
+    for (int pair = 0; pair < kColumns / 16; ++pair) {
+      ptx::stmatrix_x4(base + stmatrix_offset(thread_ / 32, thread_ % 32, pair), r[4 * pair], r[4 * pair + 1], r[4 * pair + 2],
+                       r[4 * pair + 3]);
+    }
+  }
+  template <int kColumns>
+  __device__ __forceinline__ void stage(const Accumulator& acc, int row, int piece, int slot) {
     const uint32_t base = smem_ + staging_offset(kConfig, consumer_, slot);
     const int warp = thread_ / 32, lane = thread_ % 32;
     const float* v = &acc.v[row][piece * kColumns / 2];
-    if constexpr (kColumns == 64) {
+    const bool exchange = fp32_group(lane, 0) != 0;
 #pragma unroll
-      for (int pair = 0; pair < kColumns / 16; ++pair) {
-        uint32_t r[4];
+    for (int group = 0; group < 4; ++group) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) r[i] = round_pair(v[8 * pair + 2 * i], v[8 * pair + 2 * i + 1]);
-        ptx::stmatrix_x4(base + stmatrix_offset(warp, lane, pair), r[0], r[1], r[2], r[3]);
-      }
-    } else {
-      const bool exchange = fp32_group(lane, 0) != 0;
-#pragma unroll
-      for (int group = 0; group < 4; ++group) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float *own = v + 4 * group + 2 * half, *other = v + 4 * (group ^ 2) + 2 * half;
-          ptx::st_shared_v2(base + fp32_offset(warp, lane, half, fp32_group(lane, group)), exchange ? other[0] : own[0],
-                            exchange ? other[1] : own[1]);
-        }
+      for (int half = 0; half < 2; ++half) {
+        const float *own = v + 4 * group + 2 * half, *other = v + 4 * (group ^ 2) + 2 * half;
+        ptx::st_shared_v2(base + fp32_offset(warp, lane, half, fp32_group(lane, group)), exchange ? other[0] : own[0],
+                          exchange ? other[1] : own[1]);
       }
     }
   }
@@ -154,6 +165,7 @@ template <KernelConfig kConfig> class PtxHw {
         if (n + column + lane < e.n) d[column] = ptx::ld_shared<Element>(staging + swizzle128(row, byte));
       }
     }
+    if (thread_ == 0) ptx::tma_store_commit();  // an empty group: store_wait_read counts pieces, however they leave
   }
   template <int kPending> __device__ __forceinline__ void store_wait_read() {
     if (thread_ == 0) ptx::tma_store_wait_read<kPending>();
