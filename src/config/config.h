@@ -107,7 +107,8 @@ constexpr int smem_bytes(const KernelConfig& c) {
 // 128 * (producer + 2 * consumer) may not pass 384 * 168: a larger claim never returns.
 inline constexpr int kLaunchRegisters = 168;
 constexpr int accumulator_registers(const KernelConfig& c) { return mma_rows(c) * c.tile_n / 2; }
-constexpr int consumer_registers(const KernelConfig& c) { return accumulator_registers(c) > 128 ? 240 : 232; }
+// A cooperative consumer also holds the last tile's rounded result (epilogue.h), half as many registers again.
+constexpr int consumer_registers(const KernelConfig& c) { return is_cooperative(c) || accumulator_registers(c) > 128 ? 240 : 224; }
 constexpr int producer_registers(const KernelConfig& c) {
   return kNumThreads * kLaunchRegisters / kWarpgroup - kNumConsumers * consumer_registers(c);
 }

@@ -28,12 +28,14 @@ Status pack_operands(NormalProblem& p, void* workspace, void* stream) {
 
 Status launch(const Instance& instance, const GemmParams<CUtensorMap>& params, int grid, cudaStream_t stream) {
   cudaLaunchConfig_t config{};
-  cudaLaunchAttribute cluster;
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {static_cast<unsigned>(cluster_size(instance.config)), 1, 1};
+  cudaLaunchAttribute attributes[2];
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;  // pairs with griddepcontrol_wait in the kernel
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {static_cast<unsigned>(cluster_size(instance.config)), 1, 1};
   config.gridDim = dim3(grid), config.blockDim = dim3(kNumThreads), config.stream = stream;
   config.dynamicSmemBytes = smem_bytes(instance.config);
-  config.attrs = &cluster, config.numAttrs = cluster_size(instance.config) > 1 ? 1 : 0;
+  config.attrs = attributes, config.numAttrs = cluster_size(instance.config) > 1 ? 2 : 1;
   void* args[] = {const_cast<GemmParams<CUtensorMap>*>(&params)};
   const cudaError_t e = cudaLaunchKernelExC(&config, instance.kernel(), args);
   if (e == cudaSuccess) return {};

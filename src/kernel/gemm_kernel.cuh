@@ -1,5 +1,6 @@
 // The body of every __global__ function (config/generate_instances.py writes those, one per config, with a name that
-// profilers can show): align shared memory, make the barriers, send each warpgroup into its role. Nothing else.
+// profilers can show): align shared memory, make the barriers, wait for the launch before this one, send each warpgroup into
+// its role. Nothing else.
 #pragma once
 #include "hw/ptx/hw.cuh"
 #include "kernel/consumer.h"
@@ -17,7 +18,12 @@ template <KernelConfig kConfig> __device__ __forceinline__ void gemm_kernel(cons
   // One value for the whole warp, and known to the compiler as such.
   const int warpgroup = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   PtxHw<kConfig> hw(smem, warpgroup < kNumConsumers ? warpgroup : -1);
+  if (threadIdx.x == 0) {
+    ptx::prefetch_tensormap(&params.a);
+    ptx::prefetch_tensormap(&params.b);
+  }
   enter(hw);
+  ptx::griddepcontrol_wait();  // HAZARD: before it the operands may not be written yet, nor the last reader of d be done
 
   // HAZARD: consumers first. With the producer's branch first ptxas serializes every wgmma (C7510).
   if (warpgroup < kNumConsumers) {
@@ -25,7 +31,10 @@ template <KernelConfig kConfig> __device__ __forceinline__ void gemm_kernel(cons
     consume(hw, params);
   } else {
     ptx::setmaxnreg_dec<producer_registers(kConfig)>();
-    if (threadIdx.x == kNumConsumers * kWarpgroup) produce(hw, params);
+    if (threadIdx.x == kNumConsumers * kWarpgroup) {
+      produce(hw, params);
+      ptx::griddepcontrol_launch_dependents();  // the next launch may set itself up while the last tiles are multiplied
+    }
   }
   leave(hw);
 }

@@ -249,7 +249,7 @@ def by_numpy(a, b, bias=0, c=0, alpha=1, beta=0, out_dtype=jnp.bfloat16):
 wanted = [product(by_numpy, a, b), product(by_numpy, b, a)] * 4
 for got, want in zip(results, wanted):
     np.testing.assert_array_equal(got.astype("f4"), want.astype("f4"))
-thunks = "".join(open(name).read() for name in glob.glob(f"{dump}/*jit_step*thunk_sequence.txt"))
+thunks = "".join(open(name).read() for name in glob.glob(f"{dump}/*jit_step*thunk_sequence_after_thunk_passes.txt"))
 before, found, inside = thunks.partition("kCommandBuffer")
 assert found and "kCustomCall" not in before, thunks
 """

@@ -1,4 +1,4 @@
-// Clusters, warpgroup barriers, matrix stores and registers: one function per instruction, named after it.
+// Clusters, dependent launches, warpgroup barriers, matrix stores and registers: one function per instruction, named after it.
 #pragma once
 #include <cstdint>
 
@@ -13,6 +13,14 @@ __device__ __forceinline__ uint32_t cluster_ctarank() {
 // All threads of the cluster. Release before, acquire after. Not .aligned: the producer's warp comes here diverged.
 __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// Programmatic dependent launch: everything that was in the stream before this grid is complete and visible after it.
+__device__ __forceinline__ void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// This CTA no longer keeps the next grid of the stream from being launched (which then waits as above).
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
 // `threads` threads meet at hardware barrier `id` (0 is __syncthreads).

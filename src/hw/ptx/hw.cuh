@@ -148,7 +148,7 @@ template <KernelConfig kConfig> class PtxHw {
       ptx::tma_store_commit();
     }
   }
-  // Each warp sends the 16 rows that it staged itself, a row at a time.
+  // Each warp sends the 16 rows that it staged itself, a few at a time: their loads are in flight together.
   template <int kColumns>
   __device__ __forceinline__ void store_direct(const EpilogueParams& e, int slot, int m, int n, const Tile& t) {
     using Element = std::conditional_t<kColumns == 64, uint16_t, uint32_t>;
@@ -156,13 +156,21 @@ template <KernelConfig kConfig> class PtxHw {
     const uint32_t staging = smem_ + staging_offset(kConfig, consumer_, slot);
     Element* d = static_cast<Element*>(const_cast<void*>(e.d.data)) + t.batch_inner * e.d.batch_inner_stride +
                  t.batch_outer * e.d.batch_outer_stride + (m + first) * e.d.row_stride + n + lane;
+    constexpr int kRows = 2, kAcross = kColumns / 32;
     __syncwarp();
 #pragma unroll 1  // one copy of this loop for each piece of the tile is enough code
-    for (int row = first; row < first + 16 && m + row < e.m; ++row, d += e.d.row_stride) {
+    for (int row = first; row < first + 16; row += kRows) {
+      Element values[kRows][kAcross];
 #pragma unroll
-      for (int column = 0; column < kColumns; column += 32) {
-        const int byte = (column + lane) * static_cast<int>(sizeof(Element));
-        if (n + column + lane < e.n) d[column] = ptx::ld_shared<Element>(staging + swizzle128(row, byte));
+      for (int i = 0; i < kRows * kAcross; ++i) {
+        const int byte = (i % kAcross * 32 + lane) * static_cast<int>(sizeof(Element));
+        values[i / kAcross][i % kAcross] = ptx::ld_shared<Element>(staging + swizzle128(row + i / kAcross, byte));
+      }
+#pragma unroll
+      for (int r = 0; r < kRows; ++r, d += e.d.row_stride) {
+#pragma unroll
+        for (int i = 0; i < kAcross; ++i)
+          if (m + row + r < e.m && n + i * 32 + lane < e.n) d[i * 32] = values[r][i];
       }
     }
     if (thread_ == 0) ptx::tma_store_commit();  // an empty group: store_wait_read counts pieces, however they leave
