@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from . import jax as jax
     from . import torch as torch
     from ._device import device_info, sm_count, warmup
+    from ._emulate import emulate
     from ._plan import Plan, plan
 
     __version__: str
@@ -26,6 +27,7 @@ __all__ = [
     "__version__",
     "batch_invariant",
     "device_info",
+    "emulate",
     "fallback",
     "matmul",
     "plan",
@@ -40,6 +42,7 @@ _LAZY = {
     "device_info": "_device",
     "sm_count": "_device",
     "warmup": "_device",
+    "emulate": "_emulate",
 }
 _FRAMEWORKS = ("jax", "torch")
 

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from . import _verify
 from ._shapes import SUITES, Shape, parse_shape, select
 
 
@@ -74,6 +75,14 @@ def _parser() -> argparse.ArgumentParser:
             _bench,
             "Speed beside cuBLAS, on a Hopper GPU.",
             "hopgemm bench --suite core --json core.json",
+        )
+    )
+    _verify.add_arguments(
+        command(
+            "verify",
+            lambda options: _verify.command(options, options.parser),
+            "Every compiled kernel on the emulated machine, without a GPU.",
+            "hopgemm verify --seeds 8",
         )
     )
     return parser

@@ -1,4 +1,5 @@
-// libhopgemm_emulator.so: every instance of instances.def on EmulatedHw, behind the host's own normal form and selector.
+// libhopgemm_emulator.so: every instance of instances.def on EmulatedHw, behind the host's own normal form
+// and selector.
 #include "bindings/emulate.h"
 
 #include <algorithm>
@@ -24,21 +25,23 @@ template <KernelConfig kConfig> const void* kernel() {
 
 }  // namespace
 
-// The names are those that generate_instances.py writes for the GPU. Role loops know nothing of the element type, and the
-// emulated machine reads it from the launch: half the kernels to compile.
+// The names are those that generate_instances.py writes for the GPU. Role loops know nothing of the element
+// type, and the emulated machine reads it from the launch: half the kernels to compile.
 #define HOPGEMM_NAME_kCooperative "coop"
 #define HOPGEMM_NAME_kPingpong "pingpong"
-#define HOPGEMM_INSTANCE(d, dtype, l, a, b, tile_m, tile_n, cluster_m, cluster_n, stages, arrangement)                      \
-  {d "_" l "_" #tile_m "x" #tile_n "x64_c" #cluster_m "x" #cluster_n "_s" #stages "_" HOPGEMM_NAME_##arrangement,          \
-   KernelConfig{DType::dtype, Major::a, Major::b, tile_m, tile_n, cluster_m, cluster_n, stages, Arrangement::arrangement}, \
-   &kernel<KernelConfig{DType::kBF16, Major::a, Major::b, tile_m, tile_n, cluster_m, cluster_n, stages,                    \
+#define HOPGEMM_INSTANCE(d, dtype, l, a, b, tile_m, tile_n, cluster_m, cluster_n, stages, arrangement)  \
+  {d "_" l "_" #tile_m "x" #tile_n "x64_c" #cluster_m "x" #cluster_n "_s" #stages                       \
+     "_" HOPGEMM_NAME_##arrangement,                                                                    \
+   KernelConfig{DType::dtype, Major::a, Major::b, tile_m, tile_n, cluster_m, cluster_n, stages,         \
+                Arrangement::arrangement},                                                              \
+   &kernel<KernelConfig{DType::kBF16, Major::a, Major::b, tile_m, tile_n, cluster_m, cluster_n, stages, \
                         Arrangement::arrangement}>},
-#define HOPGEMM_LAYOUTS(d, dtype, ...)                      \
-  HOPGEMM_INSTANCE(d, dtype, "kk", kK, kK, __VA_ARGS__)   \
-  HOPGEMM_INSTANCE(d, dtype, "kn", kK, kMN, __VA_ARGS__)  \
-  HOPGEMM_INSTANCE(d, dtype, "mk", kMN, kK, __VA_ARGS__)  \
+#define HOPGEMM_LAYOUTS(d, dtype, ...)                   \
+  HOPGEMM_INSTANCE(d, dtype, "kk", kK, kK, __VA_ARGS__)  \
+  HOPGEMM_INSTANCE(d, dtype, "kn", kK, kMN, __VA_ARGS__) \
+  HOPGEMM_INSTANCE(d, dtype, "mk", kMN, kK, __VA_ARGS__) \
   HOPGEMM_INSTANCE(d, dtype, "mn", kMN, kMN, __VA_ARGS__)
-#define HOPGEMM_SHAPE(...)                   \
+#define HOPGEMM_SHAPE(...)                    \
   HOPGEMM_LAYOUTS("bf16", kBF16, __VA_ARGS__) \
   HOPGEMM_LAYOUTS("f16", kF16, __VA_ARGS__)
 
@@ -61,7 +64,8 @@ Problem problem_of(const hopgemm_emulation& e) {
   p.batch_dims = static_cast<int>(e.batch_dims);
   std::copy_n(e.batch, kMaxBatchDims, p.batch);
   p.a = matrix_of(e.a), p.b = matrix_of(e.b), p.c = matrix_of(e.c), p.d = matrix_of(e.d);
-  p.bias.data = e.bias.data, p.bias.dtype = static_cast<DType>(e.bias.dtype), p.bias.stride = e.bias.col_stride;
+  p.bias.data = e.bias.data, p.bias.dtype = static_cast<DType>(e.bias.dtype),
+  p.bias.stride = e.bias.col_stride;
   std::copy_n(e.bias.batch_stride, kMaxBatchDims, p.bias.batch_stride);
   p.alpha = static_cast<float>(e.alpha), p.beta = static_cast<float>(e.beta);
   return p;
@@ -79,7 +83,9 @@ Status run(hopgemm_emulation& e, std::string& broken) {
   HOPGEMM_TRY(make_plan(problem, e.config, emulated_facts(e), plan));
   if (plan.path == Path::kEmpty) return {};
   if (plan.path == Path::kFill)
-    return failure(Code::kInvalidArgument, "hopgemm.emulate: k or alpha is 0, so that no product is computed. Give it one to compute");
+    return failure(
+        Code::kInvalidArgument,
+        "hopgemm.emulate: k or alpha is 0, so that no product is computed. Give it one to compute");
   std::memcpy(e.config_used, plan.config, sizeof e.config_used);
   NormalProblem normal;
   HOPGEMM_TRY(normalize(problem, normal));

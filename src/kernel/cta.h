@@ -1,11 +1,11 @@
-// The life of a CTA around its roles: the barriers exist before the first of them, and nobody leaves before the last.
+// The life of a CTA around its roles: barriers before the first of them, nobody gone before the last.
 #pragma once
 #include "config/config.h"
 #include "hw/device.h"
 
 namespace hopgemm {
 
-// Every thread. After it the barriers of this CTA, and of its peers, may be waited for, arrived at and copied to.
+// Every thread. After it the barriers of this CTA and of its peers may be waited for, arrived at, copied to.
 template <class Hw> HOPGEMM_DEVICE void enter(Hw& hw) {
   constexpr KernelConfig kConfig = Hw::kKernelConfig;
   if (hw.is_leader()) {
@@ -20,7 +20,7 @@ template <class Hw> HOPGEMM_DEVICE void enter(Hw& hw) {
   else hw.cta_sync();
 }
 
-// Every thread. HAZARD: without it a peer may still write into shared memory, or arrive on barriers, that are gone.
+// Every thread. HAZARD: without it a peer may write into shared memory, or arrive on barriers, that are gone.
 template <class Hw> HOPGEMM_DEVICE void leave(Hw& hw) {
   if constexpr (cluster_size(Hw::kKernelConfig) > 1) hw.cluster_sync();
 }

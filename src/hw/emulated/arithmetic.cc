@@ -1,4 +1,5 @@
-// What the engines and the epilogue compute: products of what lies in shared memory, scaling, rounding, staging.
+// What engines and epilogue compute: products of what lies in shared memory, scaling, rounding, staging.
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -7,13 +8,33 @@
 
 namespace hopgemm::emulated {
 
-// ---- numbers --------------------------------------------------------------------------------------------------------
+// ---- numbers ----------------------------------------------------------------------------------------------
+
+// By hand: the compiler's _Float16 calls into a libgcc newer than the wheel may ask for.
+static float half_to_float(uint16_t bits) {
+  const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
+  const float sign = bits & 0x8000 ? -1.0f : 1.0f;
+  if (exponent == 31) return sign * (mantissa ? NAN : INFINITY);
+  return sign * (exponent ? std::ldexp(1024.0f + mantissa, exponent - 25) : std::ldexp(1.0f * mantissa, -24));
+}
+
+static uint16_t float_to_half(float value) {
+  const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
+  const float x = std::fabs(value);
+  if (std::isnan(x)) return sign | 0x7E00;
+  if (x == 0.0f) return sign;
+  const int exponent = std::isinf(x) ? 16 : std::max(std::ilogb(x), -14);  // -14: subnormals, too
+  if (exponent > 15) return sign | 0x7C00;
+  // In units of the last place, 1024 to 2048 of them (2048 carries into the exponent, and 65520 into infinity).
+  const int units = static_cast<int>(std::nearbyint(std::ldexp(x, 10 - exponent)));
+  return static_cast<uint16_t>(sign | ((exponent + 14) * 1024 + units));
+}
 
 float to_float(DType dtype, uint16_t bits) {
   if (dtype == DType::kF16) {
     static const std::vector<float> table = [] {
       std::vector<float> t(1 << 16);
-      for (int i = 0; i < 1 << 16; ++i) t[i] = static_cast<float>(std::bit_cast<_Float16>(static_cast<uint16_t>(i)));
+      for (int i = 0; i < 1 << 16; ++i) t[i] = half_to_float(static_cast<uint16_t>(i));
       return t;
     }();
     return table[bits];
@@ -22,7 +43,7 @@ float to_float(DType dtype, uint16_t bits) {
 }
 
 uint16_t round_to(DType dtype, float value) {
-  if (dtype == DType::kF16) return std::bit_cast<uint16_t>(static_cast<_Float16>(value));
+  if (dtype == DType::kF16) return float_to_half(value);
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   if (std::isnan(value)) return static_cast<uint16_t>(bits >> 16 | 0x40);
   return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
@@ -33,22 +54,23 @@ static float element(const EpilogueMatrix& x, DType half, int64_t index) {
   return to_float(half, static_cast<const uint16_t*>(x.data)[index]);
 }
 
-// ---- wgmma -----------------------------------------------------------------------------------------------------------
+// ---- wgmma ------------------------------------------------------------------------------------------------
 
 // `extent` x k16 block whose descriptor starts at `start`, as floats [k][mn].
-static void read_block(const std::vector<uint8_t>& smem, int start, Major major, int extent, DType dtype, float* out) {
+static void read_block(std::vector<uint8_t>& smem, int start, Major major, int extent, DType dtype,
+                       float* out) {
   const int outer = major == Major::kK ? extent : kMmaK, inner = major == Major::kK ? kMmaK : extent;
   for (int o = 0; o < outer; ++o) {
     for (int i = 0; i < inner; i += 8) {
       // Rows of 128 bytes follow each other; MN-major blocks go on in the next 64-wide chunk.
       const int chunk = major == Major::kK ? 0 : i / kChunkN * kTileK * kSwizzleBytes;
       const int address = start + chunk + o * kSwizzleBytes + i % kChunkN * 2;
+      uint8_t* const from = &smem[swizzle128(address / kSwizzleBytes, address % kSwizzleBytes)];
       uint16_t bits[8];
-      {
-        tsan::Observed observed;
-        std::memcpy(bits, &smem[swizzle128(address / kSwizzleBytes, address % kSwizzleBytes)], 16);
-      }
-      for (int j = 0; j < 8; ++j) out[major == Major::kK ? (i + j) * extent + o : o * extent + i + j] = to_float(dtype, bits[j]);
+      tsan::read(from, sizeof bits);
+      std::memcpy(bits, from, sizeof bits);
+      for (int j = 0; j < 8; ++j)
+        out[major == Major::kK ? (i + j) * extent + o : o * extent + i + j] = to_float(dtype, bits[j]);
     }
   }
 }
@@ -58,16 +80,21 @@ void Role::multiply(float* acc, int stage, int step, bool accumulate) {
   const int first_row = is_cooperative(c) ? consumer_ * consumer_m(c) : 0;
   static thread_local float a[kMmaK * kMmaM], b[kMmaK * kMaxTmaBox];
   for (int column = 0, n = first_mma_n(c.tile_n); column < c.tile_n; column += n, n = c.tile_n - column) {
-    read_block(cta_.smem, b_offset(c, stage) + mma_offset(c.b_major, column, 0) + mma_offset(c.b_major, 0, step), c.b_major, n, c.dtype, b);
+    read_block(cta_.smem,
+               b_offset(c, stage) + mma_offset(c.b_major, column, 0) + mma_offset(c.b_major, 0, step),
+               c.b_major, n, c.dtype, b);
     for (int row = 0; row < mma_rows(c); ++row) {
-      read_block(cta_.smem, a_offset(c, stage) + mma_offset(c.a_major, first_row, 0) + mma_offset(c.a_major, row * kMmaM, step),
-                 c.a_major, kMmaM, c.dtype, a);
+      read_block(
+          cta_.smem,
+          a_offset(c, stage) + mma_offset(c.a_major, first_row, 0) + mma_offset(c.a_major, row * kMmaM, step),
+          c.a_major, kMmaM, c.dtype, a);
       for (int i = 0; i < kMmaM; ++i) {
         float* const d = acc + (row * kMmaM + i) * c.tile_n + column;
         if (!accumulate) std::fill_n(d, n, 0.0f);
         for (int k = 0; k < kMmaK; k += 4) {
           const float *b0 = b + k * n, *b1 = b0 + n, *b2 = b1 + n, *b3 = b2 + n;
-          const float a0 = a[k * kMmaM + i], a1 = a[(k + 1) * kMmaM + i], a2 = a[(k + 2) * kMmaM + i], a3 = a[(k + 3) * kMmaM + i];
+          const float a0 = a[k * kMmaM + i], a1 = a[(k + 1) * kMmaM + i], a2 = a[(k + 2) * kMmaM + i],
+                      a3 = a[(k + 3) * kMmaM + i];
           for (int j = 0; j < n; ++j) d[j] += a0 * b0[j] + a1 * b1[j] + a2 * b2[j] + a3 * b3[j];
         }
       }
@@ -75,10 +102,11 @@ void Role::multiply(float* acc, int stage, int step, bool accumulate) {
   }
 }
 
-// ---- the way out -----------------------------------------------------------------------------------------------------
+// ---- the way out ------------------------------------------------------------------------------------------
 
 void Role::require_accumulator() {
-  if (known_done_ < static_cast<int>(groups_.size())) machine_.fail("the accumulator is read before its wgmma has been waited for");
+  if (known_done_ < static_cast<int>(groups_.size()))
+    machine_.fail("the accumulator is read before its wgmma has been waited for");
 }
 
 void Role::scale_tile(float* acc, const EpilogueParams& e, const Tile& t) {
@@ -93,30 +121,28 @@ void Role::scale_tile(float* acc, const EpilogueParams& e, const Tile& t) {
       const int64_t m = t.m + i, n = t.n + j;
       value *= e.alpha;
       if (m >= e.m || n >= e.n) continue;
-      if (c.data) value = std::fma(e.beta, element(c, half, c_base + m * c.row_stride + n * c.col_stride), value);
+      if (c.data)
+        value = std::fma(e.beta, element(c, half, c_base + m * c.row_stride + n * c.col_stride), value);
       if (bias.data) value += element(bias, half, bias_base + m * bias.row_stride + n * bias.col_stride);
     }
   }
 }
 
-void Role::stage_piece(const float* acc, int slot, int columns, DType dtype) {
-  sometimes_pause();
-  log("stage", slot, columns);
+void Role::round_tile(const float* acc, uint16_t* rounded) {
   require_accumulator();
+  for (int i = 0; i < consumer_m(config()) * config().tile_n; ++i)
+    rounded[i] = round_to(config().dtype, acc[i]);
+}
+
+void Role::stage_piece(const void* piece, size_t row_bytes, int slot) {
+  sometimes_pause();
+  log("stage", slot, 0);
   const int offset = staging_offset(config(), consumer_, slot);
   access(cta_, offset, kStagingBytes, true, {agent_, tick_}, clock_, "staging writes");
   uint8_t* const staged = &cta_.staged[offset - operand_bytes(config())];
-  for (int r = 0; r < kMmaM; ++r) {
-    for (int j = 0; j < columns; ++j) {
-      const float value = acc[r * config().tile_n + j];
-      if (dtype == DType::kF32) {
-        std::memcpy(staged + swizzle128(r, j * 4), &value, 4);
-      } else {
-        const uint16_t bits = round_to(dtype, value);
-        std::memcpy(staged + swizzle128(r, j * 2), &bits, 2);
-      }
-    }
-  }
+  for (int r = 0; r < kMmaM; ++r)
+    for (int byte = 0; byte < kSwizzleBytes; byte += 16)
+      std::memcpy(staged + swizzle128(r, byte), static_cast<const char*>(piece) + r * row_bytes + byte, 16);
   cta_.slots[consumer_][slot] = Cta::Slot::kWritten;
 }
 

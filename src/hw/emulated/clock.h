@@ -1,5 +1,5 @@
-// Who knows of whose work: vector clocks, and the last accesses of every swizzle atom of shared memory. Two accesses that
-// no chain of signals orders are a race, whatever order this run happened to take.
+// Who knows of whose work: vector clocks, and the last accesses of every swizzle atom of shared memory. Two
+// accesses that no chain of signals orders are a race, whatever order this run happened to take.
 #pragma once
 #include <algorithm>
 #include <cstdint>

@@ -17,7 +17,8 @@ class Fiber {
   Fiber() = default;
   Fiber(const Fiber&) = delete;
   ~Fiber() {
-    if (stack_.memory) pool().push_back(std::move(stack_));
+    if (done_) pool().push_back(std::move(stack_));
+    else if (stack_.memory) tsan::destroy_context(stack_.context);  // in the middle of something
   }
 
   void start(size_t stack_bytes, std::function<void()> body) {

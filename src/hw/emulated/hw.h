@@ -15,17 +15,25 @@ template <KernelConfig kConfig> class EmulatedHw : public emulated::Role {
   struct Accumulator {
     float v[consumer_m(kConfig)][kConfig.tile_n];
   };
+  struct Rounded {
+    uint16_t v[consumer_m(kConfig)][kConfig.tile_n];
+  };
   using Role::Role;
 
-  template <bool kMulticast>
-  void load(const TensorMap& map, int offset, uint32_t barrier, int c0, int c1, int c2, int c3, uint32_t mask, CachePolicy) {
+  template <bool kMulticast> void load(const TensorMap& map, int offset, uint32_t barrier, int c0, int c1,
+                                       int c2, int c3, uint32_t mask, CachePolicy) {
     load_box(map, offset, barrier, {c0, c1, c2, c3}, kMulticast ? mask : 1u << cta_rank());
   }
   void mma(Accumulator& acc, int stage, bool accumulate) { mma_tile(&acc.v[0][0], stage, accumulate); }
   template <int kPending> void mma_wait(Accumulator&) { wait_groups(kPending); }
   void scale(Accumulator& acc, const EpilogueParams& e, const Tile& t) { scale_tile(&acc.v[0][0], e, t); }
-  template <int kColumns> void stage(const Accumulator& acc, int row, int piece, int slot, DType dtype) {
-    stage_piece(&acc.v[row * kMmaM][piece * kColumns], slot, kColumns, dtype);
+  void round(const Accumulator& acc, Rounded& rounded) { round_tile(&acc.v[0][0], &rounded.v[0][0]); }
+  template <int kColumns> void stage(const Rounded& rounded, int row, int piece, int slot) {
+    stage_piece(&rounded.v[row * kMmaM][piece * kColumns], sizeof rounded.v[0], slot);
+  }
+  template <int kColumns> void stage(const Accumulator& acc, int row, int piece, int slot) {
+    require_accumulator();
+    stage_piece(&acc.v[row * kMmaM][piece * kColumns], sizeof acc.v[0], slot);
   }
   template <int kColumns> void store_direct(const EpilogueParams& e, int slot, int m, int n, const Tile& t) {
     store_piece(e, slot, kColumns, m, n, t);
@@ -43,12 +51,14 @@ template <class Hw> emulated::Result emulate(const emulated::Launch& launch) {
     for (int consumer = -1; consumer < kNumConsumers; ++consumer) {
       auto role = std::make_unique<Hw>(machine, cta, consumer);
       Hw& hw = *role;
-      machine.add(std::move(role), kStackBytes + sizeof(typename Hw::Accumulator), [&hw, &launch] {
-        enter(hw);
-        if (hw.consumer() >= 0) consume(hw, launch.params);
-        else produce(hw, launch.params);
-        leave(hw);
-      });
+      machine.add(std::move(role),
+                  kStackBytes + sizeof(typename Hw::Accumulator) + sizeof(typename Hw::Rounded),
+                  [&hw, &launch] {
+                    enter(hw);
+                    if (hw.consumer() >= 0) consume(hw, launch.params);
+                    else produce(hw, launch.params);
+                    leave(hw);
+                  });
     }
   }
   return machine.run();

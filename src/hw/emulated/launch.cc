@@ -5,12 +5,13 @@
 namespace hopgemm::emulated {
 namespace {
 
-TensorMap make_map(const void* data, int64_t element_bytes, const int64_t (&size)[4], const int64_t (&stride)[3],
-                   int box_inner, int box_outer) {
+// host/tensor_map.cc, without a driver.
+TensorMap make_map(const void* data, int64_t element_bytes, const int64_t (&size)[4],
+                   const int64_t (&stride)[3], int box_rows) {
   TensorMap map;
   map.data = static_cast<char*>(const_cast<void*>(data));
   map.element_bytes = static_cast<int>(element_bytes);
-  map.box_inner = box_inner, map.box_outer = box_outer;
+  map.box_rows = box_rows;
   // A broadcast batch is one long: its coordinate is always 0.
   for (int i = 0; i < 4; ++i) map.size[i] = i < 2 || stride[i - 1] != 0 ? size[i] : 1;
   map.stride[0] = element_bytes;
@@ -21,7 +22,8 @@ TensorMap make_map(const void* data, int64_t element_bytes, const int64_t (&size
 TensorMap operand_map(const NormalProblem& p, const NormalOperand& o, int64_t mn, const OperandTile& tile) {
   const bool k_major = o.major == Major::kK;
   return make_map(o.data, 2, {k_major ? p.k : mn, k_major ? mn : p.k, p.batch_inner, p.batch_outer},
-                  {k_major ? o.mn_stride : o.k_stride, o.batch_inner_stride, o.batch_outer_stride}, kChunkN, box_rows(tile));
+                  {k_major ? o.mn_stride : o.k_stride, o.batch_inner_stride, o.batch_outer_stride},
+                  box_rows(tile));
 }
 
 void pack(NormalOperand& o, int64_t mn, int64_t k, uint16_t* to) {
@@ -36,7 +38,8 @@ void pack(NormalOperand& o, int64_t mn, int64_t k, uint16_t* to) {
     }
     for (int64_t i = 0; i < mn; ++i)
       for (int64_t j = 0; j < k; ++j)
-        to[(copy * mn + i) * o.mn_stride + j] = from[offset + i * o.source.row_stride + j * o.source.col_stride];
+        to[(copy * mn + i) * o.mn_stride + j] =
+            from[offset + i * o.source.row_stride + j * o.source.col_stride];
   }
   o.data = to;
 }
@@ -51,9 +54,9 @@ Launch make_launch(const NormalProblem& p, const Config& config, int num_ctas) {
   const EpilogueMatrix& d = p.epilogue.d;
   const int64_t element_bytes = size_of(d.dtype);
   params.d = make_map(d.data, element_bytes, {p.n, p.m, p.batch_inner, p.batch_outer},
-                      {d.row_stride, d.batch_inner_stride, d.batch_outer_stride},
-                      static_cast<int>(kSwizzleBytes / element_bytes), kMmaM);
-  params.grid = make_tile_grid(config, p.m, p.n, static_cast<int>(p.batch_inner), static_cast<int>(p.batch_outer));
+                      {d.row_stride, d.batch_inner_stride, d.batch_outer_stride}, kMmaM);
+  params.grid =
+      make_tile_grid(config, p.m, p.n, static_cast<int>(p.batch_inner), static_cast<int>(p.batch_outer));
   params.k_tiles = ceil_div(p.k, kTileK);
   params.a_batch_inner = p.a.batch_inner_stride != 0, params.a_batch_outer = p.a.batch_outer_stride != 0;
   params.b_batch_inner = p.b.batch_inner_stride != 0, params.b_batch_outer = p.b.batch_outer_stride != 0;

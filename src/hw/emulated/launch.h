@@ -1,7 +1,7 @@
 // From a normalized problem to the kernel's argument, and operands packed: what src/host does for the GPU.
 #pragma once
-#include "hw/emulated/machine.h"
 #include "host/normal_form.h"
+#include "hw/emulated/machine.h"
 
 namespace hopgemm::emulated {
 

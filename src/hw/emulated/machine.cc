@@ -6,6 +6,13 @@
 
 #include "hw/emulated/role.h"
 
+#ifdef __SANITIZE_THREAD__
+// HAZARD: called with TSan's lock held; an instrumented access would wait for it for ever.
+extern "C" __attribute__((no_sanitize("thread"))) void __tsan_on_report(void*) {
+  ++hopgemm::emulated::tsan::reports;
+}
+#endif
+
 namespace hopgemm::emulated {
 namespace {
 
@@ -24,10 +31,12 @@ std::string text(const char* format, ...) {
   return buffer;
 }
 
-// ---- the machine ----------------------------------------------------------------------------------------------------
+// ---- the machine ------------------------------------------------------------------------------------------
 
 Machine::Machine(const Launch& launch)
-    : launch_(launch), config_(launch.config), agents_per_cta_(kLoadAgent + operand_bytes(config_) / kLoadBytes),
+    : launch_(launch),
+      config_(launch.config),
+      agents_per_cta_(kLoadAgent + operand_bytes(config_) / kLoadBytes),
       random_(launch.seed) {
   const int size = cluster_size(config_), bytes = barrier_offset(config_, num_barriers(config_));
   for (int i = 0; i < launch.num_ctas; ++i) {
@@ -59,14 +68,8 @@ void Machine::add(std::unique_ptr<Role> role, size_t stack_bytes, std::function<
 }
 
 Result Machine::run() {
-  static thread_local char run_order;  // what one run wrote is before the next run
+  tsan::separate_runs();
   tsan::ignore();
-  for (auto& role : roles_) {
-    void* const here = tsan::this_context();
-    tsan::switch_to(role->fiber_.context());
-    tsan::acquire(&run_order);
-    tsan::switch_to(here);
-  }
   std::vector<Choice> choices;
   try {
     for (;; ++result_.steps) {
@@ -76,12 +79,14 @@ Result Machine::run() {
       running_ = c.role;
       if (c.job >= 0) {
         run_job(*c.role, c.job);
+        if (tsan::reports) fail("ThreadSanitizer has reported a race");
         continue;
       }
       c.role->blocked_.on = Role::Blocked::On::kNothing;
       in_fiber_ = true;
       c.role->fiber_.resume();
       in_fiber_ = false;
+      if (tsan::reports) fail("ThreadSanitizer has reported a race");
       if (!result_.ok()) break;
       if (c.role->fiber_.done()) leave(c.role->cta_);
     }
@@ -89,13 +94,8 @@ Result Machine::run() {
       if (result_.ok() && !role->fiber_.done()) result_.failure = deadlock();
   } catch (const Failed&) {
   }
-  for (auto& role : roles_) {
-    void* const here = tsan::this_context();
-    tsan::switch_to(role->fiber_.context());
-    tsan::release(&run_order);
-    tsan::switch_to(here);
-  }
   tsan::observe();
+  tsan::separate_runs();
   return std::move(result_);
 }
 
@@ -130,15 +130,22 @@ const Machine::Choice& Machine::pick(const std::vector<Choice>& choices) {
 }
 
 void Machine::run_job(Role& role, int index) {
-  constexpr int kContexts = 32;
-  static thread_local void* contexts[kContexts];
-  void*& context = contexts[result_.steps % kContexts];
+  // A context orders all that ran on it: jobs of which others learn in different ways may not share one.
+  constexpr int kContexts = 16;
+  static thread_local void* contexts[kNumJobKinds][kContexts];
+  Job* const job = role.jobs_[index].get();
+  void*& context = contexts[static_cast<int>(job->kind)][result_.steps % kContexts];
   if (!context) context = tsan::new_context();
   void* const here = tsan::this_context();
-  Job* const job = role.jobs_[index].get();
   tsan::switch_to(context);
   tsan::acquire(job);
-  const bool finished = job->step(*job);
+  bool finished;
+  try {
+    finished = job->step(*job);
+  } catch (const Failed&) {
+    tsan::switch_to(here);
+    throw;
+  }
   tsan::release(job);
   tsan::switch_to(here);
   if (finished) role.jobs_.erase(role.jobs_.begin() + index);
@@ -160,7 +167,8 @@ void Machine::leave(Cta& cta) {
   }
   for (const auto& [offset, b] : cta.barriers) {
     if (!all.covers(b.remote))
-      fail(text("CTA %d leaves, and does not know of every arrival of its peers on %s", cta.index, barrier_name(offset).c_str()));
+      fail(text("CTA %d leaves, and does not know of every arrival of its peers on %s", cta.index,
+                barrier_name(offset).c_str()));
     if (b.pending != b.arrivals || b.tx != 0)
       fail(text("CTA %d leaves %s in the middle of phase %d (%d arrivals and %lld bytes pending)", cta.index,
                 barrier_name(offset).c_str(), b.phase, b.pending, static_cast<long long>(b.tx)));
@@ -177,8 +185,9 @@ std::string Machine::deadlock() const {
     using On = Role::Blocked::On;
     if (until.on == On::kBarrier) {
       const Barrier& b = role->cta_.barriers.at(until.barrier);
-      s += text("waits for %s parity %u (phase %d, %d of %d arrivals and %lld bytes pending)", barrier_name(until.barrier).c_str(),
-                until.parity, b.phase, b.pending, b.arrivals, static_cast<long long>(b.tx));
+      s += text("waits for %s parity %u (phase %d, %d of %d arrivals and %lld bytes pending)",
+                barrier_name(until.barrier).c_str(), until.parity, b.phase, b.pending, b.arrivals,
+                static_cast<long long>(b.tx));
     } else {
       s += until.on == On::kMeeting ? "waits for the others to meet it" : "waits for an engine";
     }
@@ -188,14 +197,18 @@ std::string Machine::deadlock() const {
 
 // CTA, role, and the tile it is at.
 std::string Machine::describe(const Role& role) const {
-  std::string s = text("CTA %d %s", role.cta_.index, role.consumer_ < 0 ? "producer" : role.consumer_ ? "consumer 1" : "consumer 0");
+  std::string s = text("CTA %d %s", role.cta_.index,
+                       role.consumer_ < 0 ? "producer"
+                       : role.consumer_   ? "consumer 1"
+                                          : "consumer 0");
   int number = role.k_steps_ / launch_.params.k_tiles;
   if (role.consumer_ >= 0 && !is_cooperative(config_)) number = number * kNumConsumers + role.consumer_;
   const int index = role.Role::cluster() + number * role.Role::num_clusters();
   if (index >= launch_.params.grid.num_blocks) return s;
   const Block b = block_at(launch_.params.grid, index);
   return s + text(" [tile m %d n %d batch %d %d, k step %d]", b.m * config_.cluster_m * config_.tile_m,
-                  b.n * config_.cluster_n * config_.tile_n, b.batch_inner, b.batch_outer, role.k_steps_ % launch_.params.k_tiles);
+                  b.n * config_.cluster_n * config_.tile_n, b.batch_inner, b.batch_outer,
+                  role.k_steps_ % launch_.params.k_tiles);
 }
 
 std::string Machine::describe(const Epoch& e, const Cta& cta) const {
@@ -203,7 +216,8 @@ std::string Machine::describe(const Epoch& e, const Cta& cta) const {
   if (agent == kProducer) return text("the producer of CTA %d", owner);
   if (agent < kMmaAgent) return text("consumer %d of CTA %d", agent, owner);
   if (agent < kStoreAgent) return text("a wgmma of consumer %d of CTA %d", agent - kMmaAgent, owner);
-  if (agent < kLoadAgent) return text("a store of consumer %d of CTA %d", (agent - kStoreAgent) / kStagingSlots, owner);
+  if (agent < kLoadAgent)
+    return text("a store of consumer %d of CTA %d", (agent - kStoreAgent) / kStagingSlots, owner);
   return "a load";
 }
 
@@ -218,7 +232,8 @@ void Machine::signal(Barrier& b, int arrivals, int64_t bytes, const Clock& clock
   b.pending -= arrivals;
   b.tx += bytes;
   if (b.pending < 0) fail(text("an arrival too many (of %d) in phase %d", b.arrivals, b.phase));
-  if (std::abs(b.tx) > kMaxTx) fail(text("%lld bytes pending in phase %d", static_cast<long long>(b.tx), b.phase));
+  if (std::abs(b.tx) > kMaxTx)
+    fail(text("%lld bytes pending in phase %d", static_cast<long long>(b.tx), b.phase));
   b.arriving.join(clock);
   tsan::release(&b);
   if (b.pending > 0 || b.tx != 0) return;

@@ -1,6 +1,6 @@
-// A Hopper GPU as far as the role loops can tell: CTAs in clusters, shared memory, barriers that count arrivals and bytes,
-// copy and tensor-core engines that work later, and a scheduler that picks by seed what happens next, as late or as early
-// as the rules allow. Knows roles, not lanes; what a call means is in hw/hw.h.
+// A Hopper GPU as far as the role loops can tell: CTAs in clusters, shared memory, barriers that count
+// arrivals and bytes, copy and tensor-core engines that work later, and a scheduler that picks by seed what
+// happens next, as late or as early as the rules allow. Roles, not lanes; what a call means is in hw/hw.h.
 #pragma once
 #include <array>
 #include <deque>
@@ -22,7 +22,7 @@ struct TensorMap {
   char* data = nullptr;
   int element_bytes = 2;
   int64_t size[4] = {}, stride[4] = {};
-  int box_inner = 0, box_outer = 0;
+  int box_rows = 0;  // of 128 bytes, swizzled
 };
 using Params = GemmParams<TensorMap>;
 
@@ -32,6 +32,7 @@ struct Launch {
   int num_ctas;
   uint64_t seed = 0;
   bool log = false;
+  bool find_races = true;  // false: leaves them to ThreadSanitizer
 };
 
 struct Event {
@@ -53,6 +54,7 @@ struct Result {
 class Random {
  public:
   explicit Random(uint64_t seed) : state_((seed + 1) * 0x9E3779B97F4A7C15u) {
+    if (state_ == 0) state_ = 1;  // 0 would stay 0
     for (int i = 0; i < 4; ++i) below(1);
   }
   int below(int n) {
@@ -64,8 +66,8 @@ class Random {
   uint64_t state_;
 };
 
-// Agents of a CTA: its roles, its consumers' tensor cores, the readers of its staging slots, and the writers of each
-// kLoadBytes of its stages.
+// Agents of a CTA: its roles, its consumers' tensor cores, the readers of its staging slots, and the writers
+// of each kLoadBytes of its stages.
 inline constexpr int kProducer = kNumConsumers;
 inline constexpr int kMmaAgent = kProducer + 1;
 inline constexpr int kStoreAgent = kMmaAgent + kNumConsumers;
@@ -75,15 +77,16 @@ inline constexpr int kLoadBytes = 4096;
 inline constexpr uint8_t kPoison = 0xFF;  // NaN in every type
 constexpr int operand_bytes(const KernelConfig& c) { return staging_offset(c, 0, 0); }
 
-// Phases are counted, although a wait names a parity only. `tx` may be below zero: bytes may land before they are announced.
+// Phases are counted, although a wait names a parity only. `tx` may be below zero: bytes may land before they
+// are announced.
 struct Barrier {
   int arrivals = 0, pending = 0, phase = 0;
   int64_t tx = 0;
   Epoch made;
   bool fenced = false;  // known to copies and peers
-  Clock arriving;   // what the arrivals so far know
+  Clock arriving;  // what the arrivals so far know
   Clock completed;  // what a wait learns
-  Clock remote;     // the arrivals that came from elsewhere
+  Clock remote;  // the arrivals that came from elsewhere
 };
 
 class Role;

@@ -5,10 +5,12 @@
 
 namespace hopgemm::emulated {
 
-// ---- a role: where it is, when it goes on -----------------------------------------------------------------------------
+// ---- a role: where it is, when it goes on -----------------------------------------------------------------
 
 Role::Role(Machine& machine, int cta, int consumer)
-    : machine_(machine), cta_(machine.ctas_[cta]), consumer_(consumer),
+    : machine_(machine),
+      cta_(machine.ctas_[cta]),
+      consumer_(consumer),
       agent_(machine.first_agent(cta_) + (consumer < 0 ? kProducer : consumer)) {
   clock_.join(Epoch{agent_, tick_});
 }
@@ -25,18 +27,22 @@ uint32_t Role::turn(int consumer) const { return barrier_offset(config(), turn_i
 void Role::log(const char* what, int where, int64_t value) {
   if (!launch().log) return;
   const char* const name = consumer_ < 0 ? "producer" : consumer_ ? "consumer1" : "consumer0";
-  machine_.result_.events.push_back({static_cast<int>(machine_.result_.steps), cta_.index, name, what, where, value});
+  machine_.result_.events.push_back(
+      {static_cast<int>(machine_.result_.steps), cta_.index, name, what, where, value});
 }
 
 bool Role::ready() const {
   switch (blocked_.on) {
     case Blocked::On::kNothing: return true;
-    case Blocked::On::kBarrier: return (cta_.barriers.at(blocked_.barrier).phase & 1) != static_cast<int>(blocked_.parity);
+    case Blocked::On::kBarrier:
+      return (cta_.barriers.at(blocked_.barrier).phase & 1) != static_cast<int>(blocked_.parity);
     case Blocked::On::kMeeting: return blocked_.meeting->generation > blocked_.target;
     case Blocked::On::kGroups:
-      return std::all_of(groups_.begin(), groups_.begin() + blocked_.target, [](const Group& g) { return g.unfinished == 0; });
+      return std::all_of(groups_.begin(), groups_.begin() + blocked_.target,
+                         [](const Group& g) { return g.unfinished == 0; });
     case Blocked::On::kStoresRead:
-      return std::all_of(stores_.begin(), stores_.begin() + blocked_.target, [](const StoreGroup& s) { return s.read; });
+      return std::all_of(stores_.begin(), stores_.begin() + blocked_.target,
+                         [](const StoreGroup& s) { return s.read; });
     case Blocked::On::kStores:
       return std::all_of(stores_.begin(), stores_.end(), [](const StoreGroup& s) { return s.done; });
     case Blocked::On::kArrives: return arrives_in_flight_ == 0;
@@ -72,18 +78,20 @@ bool Role::in_order(int job) const {
   return true;
 }
 
-void Role::access(Cta& cta, int offset, int bytes, bool write, Epoch epoch, const Clock& clock, const char* what) {
+void Role::access(Cta& cta, int offset, int bytes, bool write, Epoch epoch, const Clock& clock,
+                  const char* what) {
   if (cta.left) machine_.fail(text("%s in CTA %d, which has left", what, cta.index));
+  if (!launch().find_races) return;
   for (int i = offset / kAtomBytes; i < (offset + bytes + kAtomBytes - 1) / kAtomBytes; ++i) {
     History& h = cta.history[i];
     const Epoch e = write ? h.write(epoch, clock) : h.read(epoch, clock);
     if (e.agent >= 0)
-      machine_.fail(text("race: %s at %d of CTA %d's shared memory, not ordered after %s", what, i * kAtomBytes, cta.index,
-                         machine_.describe(e, cta).c_str()));
+      machine_.fail(text("race: %s at %d of CTA %d's shared memory, not ordered after %s", what,
+                         i * kAtomBytes, cta.index, machine_.describe(e, cta).c_str()));
   }
 }
 
-// ---- barriers -------------------------------------------------------------------------------------------------------
+// ---- barriers ---------------------------------------------------------------------------------------------
 
 void Role::init(uint32_t offset, int arrivals) {
   Barrier& b = cta_.barriers[offset];
@@ -100,9 +108,13 @@ void Role::fence_init() {
 Barrier& Role::find(Cta& cta, uint32_t offset, const Clock& clock, const char* verb, bool as_engine) {
   const auto found = cta.barriers.find(offset);
   const bool as_thread = &cta == &cta_ && !as_engine;
-  if (cta.left) machine_.fail(text("%s %s of CTA %d, which has left", verb, machine_.barrier_name(offset).c_str(), cta.index));
-  if (found == cta.barriers.end() || !clock.covers(found->second.made) || !(as_thread || found->second.fenced))
-    machine_.fail(text("%s %s of CTA %d and cannot know that it is initialized", verb, machine_.barrier_name(offset).c_str(), cta.index));
+  if (cta.left)
+    machine_.fail(
+        text("%s %s of CTA %d, which has left", verb, machine_.barrier_name(offset).c_str(), cta.index));
+  if (found == cta.barriers.end() || !clock.covers(found->second.made) ||
+      !(as_thread || found->second.fenced))
+    machine_.fail(text("%s %s of CTA %d and cannot know that it is initialized", verb,
+                       machine_.barrier_name(offset).c_str(), cta.index));
   return found->second;
 }
 
@@ -123,7 +135,9 @@ void Role::meet(Meeting& meeting, int participants) {
   published();
 }
 void Role::cta_sync() { meet(machine_.cta_meetings_[cta_.index], kNumConsumers + 1); }
-void Role::cluster_sync() { meet(machine_.cluster_meetings_[cluster()], (kNumConsumers + 1) * cluster_size(config())); }
+void Role::cluster_sync() {
+  meet(machine_.cluster_meetings_[cluster()], (kNumConsumers + 1) * cluster_size(config()));
+}
 
 void Role::wait(uint32_t offset, uint32_t parity) {
   sometimes_pause();
@@ -135,14 +149,14 @@ void Role::wait(uint32_t offset, uint32_t parity) {
   const bool is_full = offset < empty(0);
   const int phase = b.phase - 1, first = is_full ? 0 : -1;
   const auto [last, is_first] = last_phase_.try_emplace(offset, first - 1);
-  const char* const name = is_full ? "full" : "empty";
   if (phase <= last->second)
-    machine_.fail(text("a wait for parity %u of %s passes at phase %d, which it has had", parity, machine_.barrier_name(offset).c_str(), phase));
+    machine_.fail(text("a wait for parity %u of %s passes at phase %d, which it has had", parity,
+                       machine_.barrier_name(offset).c_str(), phase));
   // A ping-pong consumer steps over the stages of the other one's tiles.
   const bool may_skip = is_full && !is_cooperative(config());
   if (phase > last->second + 1 + (is_first ? 1 : 0) && !may_skip)
-    machine_.fail(text("a wait for parity %u of %s (%s) passes at phase %d, and has missed phase %d", parity,
-                       machine_.barrier_name(offset).c_str(), name, phase, last->second + 1));
+    machine_.fail(text("a wait for parity %u of %s passes at phase %d, and has missed phase %d", parity,
+                       machine_.barrier_name(offset).c_str(), phase, last->second + 1));
   last->second = phase;
 }
 
@@ -165,7 +179,8 @@ void Role::arrive_cluster(uint32_t offset, uint32_t mask) {
   sometimes_pause();
   log("arrive_cluster", offset, mask);
   const int stage = (static_cast<int>(offset) - static_cast<int>(empty(0))) / 8;
-  if (stage >= 0 && stage < config().num_stages && ++cta_.releases[stage] == (is_cooperative(config()) ? kNumConsumers : 1)) {
+  if (stage >= 0 && stage < config().num_stages &&
+      ++cta_.releases[stage] == (is_cooperative(config()) ? kNumConsumers : 1)) {
     cta_.releases[stage] = 0;  // nobody here reads it any more
     std::fill_n(cta_.smem.begin() + a_offset(config(), stage), a_stage_bytes(config()), kPoison);
     std::fill_n(cta_.smem.begin() + b_offset(config(), stage), b_stage_bytes(config()), kPoison);
@@ -177,23 +192,32 @@ void Role::arrive_cluster(uint32_t offset, uint32_t mask) {
   for (int rank = 0; rank < cluster_size(config()); ++rank) {
     if (!(mask >> rank & 1)) continue;
     ++arrives_in_flight_;
-    issue(JobKind::kArrive, agent_, [this, offset, rank, known = waited_, own = Epoch{agent_, tick_}](Job& job) {
-      Barrier& b = find(machine_.ctas_[cta_.first + rank], offset, job.clock, "arrives on");
-      b.remote.join(own);
-      machine_.signal(b, 1, 0, known);
-      --arrives_in_flight_;
-      return true;
-    });
+    issue(JobKind::kArrive, agent_,
+          [this, offset, rank, known = waited_, own = Epoch{agent_, tick_}](Job& job) {
+            Barrier& b = find(machine_.ctas_[cta_.first + rank], offset, job.clock, "arrives on");
+            b.remote.join(own);
+            machine_.signal(b, 1, 0, known);
+            --arrives_in_flight_;
+            return true;
+          });
   }
 }
 
-// ---- copies in ------------------------------------------------------------------------------------------------------
+// ---- copies in --------------------------------------------------------------------------------------------
+
+void Role::check_map(const TensorMap& map) {
+  constexpr int kAlignment = 16;
+  bool aligned = reinterpret_cast<uintptr_t>(map.data) % kAlignment == 0;
+  for (int i = 1; i < 4; ++i) aligned &= map.stride[i] % kAlignment == 0;
+  if (!aligned) machine_.fail("a tensor map whose address or strides are no multiples of 16 bytes");
+}
 
 // A box lands in every CTA of the mask on its own, and a large one in two parts.
 void Role::load_box(const TensorMap& map, int offset, uint32_t barrier, const int (&at)[4], uint32_t mask) {
   sometimes_pause();
-  log("load", offset, map.box_outer * kSwizzleBytes);
-  const int whole = map.box_outer * kSwizzleBytes;
+  log("load", offset, map.box_rows * kSwizzleBytes);
+  check_map(map);
+  const int whole = map.box_rows * kSwizzleBytes;
   const int half = (whole / 2 + kLoadBytes - 1) / kLoadBytes * kLoadBytes;
   for (int rank = 0; rank < cluster_size(config()); ++rank) {
     if (!(mask >> rank & 1)) continue;
@@ -213,7 +237,8 @@ void Role::load_box(const TensorMap& map, int offset, uint32_t barrier, const in
   }
 }
 
-void Role::load_rows(const TensorMap& map, Cta& to, int offset, std::array<int, 4> at, int rows, const Job& job) {
+void Role::load_rows(const TensorMap& map, Cta& to, int offset, std::array<int, 4> at, int rows,
+                     const Job& job) {
   const int bytes = rows * kSwizzleBytes;
   if (offset < 0 || offset % kAtomBytes != 0 || offset + bytes > operand_bytes(config()))
     machine_.fail(text("a load to %d, outside the stages", offset));
@@ -226,18 +251,20 @@ void Role::load_rows(const TensorMap& map, Cta& to, int offset, std::array<int, 
   for (int r = 0; r < rows; ++r) {
     uint8_t row[kSwizzleBytes] = {};  // outside the tensor: zeros
     const int64_t y = int64_t{at[1]} + r;
-    const int64_t from = std::max<int64_t>(at[0], 0), to_column = std::min<int64_t>(int64_t{at[0]} + columns, map.size[0]);
+    const int64_t from = std::max<int64_t>(at[0], 0),
+                  to_column = std::min<int64_t>(int64_t{at[0]} + columns, map.size[0]);
     if (batch_inside && y >= 0 && y < map.size[1] && from < to_column)
       std::memcpy(row + (from - at[0]) * map.element_bytes,
-                  map.data + from * map.element_bytes + y * map.stride[1] + at[2] * map.stride[2] + at[3] * map.stride[3],
+                  map.data + from * map.element_bytes + y * map.stride[1] + at[2] * map.stride[2] +
+                      at[3] * map.stride[3],
                   (to_column - from) * map.element_bytes);
-    tsan::Observed observed;
+    tsan::write(&to.smem[offset + r * kSwizzleBytes], kSwizzleBytes);
     for (int byte = 0; byte < kSwizzleBytes; byte += 16)
       std::memcpy(&to.smem[swizzle128(offset / kSwizzleBytes + r, byte)], row + byte, 16);
   }
 }
 
-// ---- wgmma ----------------------------------------------------------------------------------------------------------
+// ---- wgmma ------------------------------------------------------------------------------------------------
 
 // One k16 slice at a time is read, some time before the wait returns.
 void Role::mma_tile(float* acc, int stage, bool accumulate) {
@@ -249,15 +276,16 @@ void Role::mma_tile(float* acc, int stage, bool accumulate) {
   const int first_row = is_cooperative(config()) ? consumer_ * consumer_m(config()) : 0;
   issue(JobKind::kMma, machine_.first_agent(cta_) + kMmaAgent + consumer_,
         [this, acc, stage, accumulate, first_row, group = committed_, step = 0](Job& job) mutable {
-          access(cta_, a_offset(config(), stage) + first_row * kSwizzleBytes, consumer_m(config()) * kSwizzleBytes, false, job.epoch,
-                 job.clock, "a wgmma reads A");
-          access(cta_, b_offset(config(), stage), b_stage_bytes(config()), false, job.epoch, job.clock, "a wgmma reads B");
+          access(cta_, a_offset(config(), stage) + first_row * kSwizzleBytes,
+                 consumer_m(config()) * kSwizzleBytes, false, job.epoch, job.clock, "a wgmma reads A");
+          access(cta_, b_offset(config(), stage), b_stage_bytes(config()), false, job.epoch, job.clock,
+                 "a wgmma reads B");
           multiply(acc, stage, step, accumulate || step > 0);
           if (++step < kTileK / kMmaK) return false;
           groups_[group].clock.join(job.clock);
           groups_[group].clock.join(job.epoch);
           --groups_[group].unfinished;
-          tsan::release(this);
+          tsan::release(&groups_[group]);
           return true;
         });
 }
@@ -272,12 +300,14 @@ void Role::wait_groups(int pending) {
   const int target = std::max(0, std::min<int>(committed_ - pending, groups_.size()));
   block({.on = Blocked::On::kGroups, .target = target});
   log("mma_wait", pending, target);
-  tsan::acquire(this);
-  for (; known_done_ < target; ++known_done_) waited_.join(groups_[known_done_].clock);
+  for (; known_done_ < target; ++known_done_) {
+    tsan::acquire(&groups_[known_done_]);
+    waited_.join(groups_[known_done_].clock);
+  }
   clock_.join(waited_);
 }
 
-// ---- results --------------------------------------------------------------------------------------------------------
+// ---- results ----------------------------------------------------------------------------------------------
 
 void Role::fence_proxy_async() {
   for (Cta::Slot& s : cta_.slots[consumer_])
@@ -290,49 +320,59 @@ void Role::consumer_sync() {
     if (cta_.slots[consumer_][slot] != Cta::Slot::kFenced) continue;
     cta_.slots[consumer_][slot] = Cta::Slot::kVisible;
     const int offset = staging_offset(config(), consumer_, slot);
-    tsan::Observed observed;
+    tsan::write(&cta_.smem[offset], kStagingBytes);
     std::memcpy(&cta_.smem[offset], &cta_.staged[offset - operand_bytes(config())], kStagingBytes);
   }
 }
 
 void Role::claim_box(int n, int m, int batch_inner, int batch_outer) {
   if (!machine_.stored_.insert({n, m, batch_inner, batch_outer}).second)
-    machine_.fail(text("the result at row %d, column %d, batch %d %d is stored twice", m, n, batch_inner, batch_outer));
+    machine_.fail(
+        text("the result at row %d, column %d, batch %d %d is stored twice", m, n, batch_inner, batch_outer));
 }
 
-void Role::store(const TensorMap& map, int slot, int n, int m, int batch_inner, int batch_outer, CachePolicy) {
+void Role::store(const TensorMap& map, int slot, int n, int m, int batch_inner, int batch_outer,
+                 CachePolicy) {
   sometimes_pause();
   log("store", slot, n);
+  check_map(map);
   claim_box(n, m, batch_inner, batch_outer);
   if (cta_.slots[consumer_][slot] != Cta::Slot::kVisible)
-    machine_.fail(text("staging slot %d is stored, but copies cannot see yet what was written to it (fence_proxy_async, consumer_sync)", slot));
+    machine_.fail(
+        text("staging slot %d is stored, but copies cannot see yet what was written to it "
+             "(fence_proxy_async, consumer_sync)",
+             slot));
   stores_.emplace_back();
   const int agent = machine_.first_agent(cta_) + kStoreAgent + consumer_ * kStagingSlots + slot;
   issue(JobKind::kStore, agent,
-        [this, &map, slot, n, m, batch_inner, batch_outer, group = stores_.size() - 1, data = std::vector<uint8_t>()](Job& job) mutable {
+        [this, &map, slot, n, m, batch_inner, batch_outer, group = stores_.size() - 1,
+         data = std::vector<uint8_t>()](Job& job) mutable {
           StoreGroup& g = stores_[group];
           if (!g.read) {
             const int offset = staging_offset(config(), consumer_, slot);
             access(cta_, offset, kStagingBytes, false, job.epoch, job.clock, "a store reads");
-            tsan::Observed observed;
-            data.resize(kStagingBytes);
-            std::memcpy(data.data(), &cta_.smem[offset], kStagingBytes);
+            tsan::read(&cta_.smem[offset], kStagingBytes);
+            data.assign(&cta_.smem[offset], &cta_.smem[offset] + kStagingBytes);
             g.clock = job.clock;
             g.clock.join(job.epoch);
             g.read = true;
-            tsan::release(&stores_);
+            tsan::release(&g);
             return false;
           }
-          const int64_t columns = std::min<int64_t>(kSwizzleBytes / map.element_bytes, map.size[0] - n);
-          for (int r = 0; r < kMmaM && m + r < map.size[1] && columns > 0; ++r) {
+          // Clipped at 16 bytes, not at the element: what hw.h warns of.
+          const int64_t bytes =
+              std::min<int64_t>(kSwizzleBytes, (map.size[0] - n) * map.element_bytes + 15) / 16 * 16;
+          for (int r = 0; r < kMmaM && m + r < map.size[1] && bytes > 0; ++r) {
             uint8_t row[kSwizzleBytes];
-            for (int byte = 0; byte < kSwizzleBytes; byte += 16) std::memcpy(row + byte, &data[swizzle128(r, byte)], 16);
-            tsan::Observed observed;
-            std::memcpy(map.data + int64_t{n} * map.element_bytes + (m + r) * map.stride[1] + batch_inner * map.stride[2] +
-                            batch_outer * map.stride[3], row, columns * map.element_bytes);
+            for (int byte = 0; byte < kSwizzleBytes; byte += 16)
+              std::memcpy(row + byte, &data[swizzle128(r, byte)], 16);
+            char* const d = map.data + int64_t{n} * map.element_bytes + (m + r) * map.stride[1] +
+                            batch_inner * map.stride[2] + batch_outer * map.stride[3];
+            tsan::write(d, bytes);
+            std::memcpy(d, row, bytes);
           }
           g.done = true;
-          tsan::release(&stores_);
+          tsan::release(&g);
           return true;
         });
 }
@@ -346,26 +386,35 @@ void Role::store_piece(const EpilogueParams& e, int slot, int columns, int m, in
   access(cta_, offset, kStagingBytes, false, {agent_, tick_}, clock_, "a direct store reads");
   char* const d = static_cast<char*>(const_cast<void*>(e.d.data));
   const int64_t base = t.batch_inner * e.d.batch_inner_stride + t.batch_outer * e.d.batch_outer_stride;
-  tsan::Observed observed;
-  for (int r = 0; r < kMmaM && m + r < e.m; ++r)
-    for (int j = 0; j < columns && n + j < e.n; ++j)
-      std::memcpy(d + (base + (m + r) * e.d.row_stride + n + j) * size, &cta_.staged[offset - operand_bytes(config()) + swizzle128(r, j * size)], size);
+  for (int r = 0; r < kMmaM && m + r < e.m; ++r) {
+    for (int j = 0; j < columns && n + j < e.n; ++j) {
+      char* const to = d + (base + (m + r) * e.d.row_stride + n + j) * size;
+      tsan::write(to, size);
+      std::memcpy(to, &cta_.staged[offset - operand_bytes(config()) + swizzle128(r, j * size)], size);
+    }
+  }
+  stores_.push_back({Clock(), true, true});
+}
+
+void Role::learn_of_stores(int count) {
+  for (int i = 0; i < count; ++i) {
+    tsan::acquire(&stores_[i]);
+    clock_.join(stores_[i].clock);
+  }
 }
 
 void Role::wait_stores_read(int pending) {
   sometimes_pause();
   const int target = std::max(0, static_cast<int>(stores_.size()) - pending);
   block({.on = Blocked::On::kStoresRead, .target = target});
-  tsan::acquire(&stores_);
-  for (int i = 0; i < target; ++i) clock_.join(stores_[i].clock);
+  learn_of_stores(target);
   consumer_sync();
 }
 
 void Role::store_drain() {
   sometimes_pause();
   block({.on = Blocked::On::kStores});
-  tsan::acquire(&stores_);
-  for (const StoreGroup& s : stores_) clock_.join(s.clock);
+  learn_of_stores(static_cast<int>(stores_.size()));
 }
 
 }  // namespace hopgemm::emulated

@@ -29,7 +29,8 @@ class Role {
   void mma_commit();
   void fence_proxy_async();
   void consumer_sync();
-  void store(const TensorMap& map, int slot, int n, int m, int batch_inner, int batch_outer, CachePolicy policy);
+  void store(const TensorMap& map, int slot, int n, int m, int batch_inner, int batch_outer,
+             CachePolicy policy);
   void store_drain();
 
  protected:
@@ -37,7 +38,9 @@ class Role {
   void mma_tile(float* acc, int stage, bool accumulate);
   void wait_groups(int pending);
   void scale_tile(float* acc, const EpilogueParams& e, const Tile& t);
-  void stage_piece(const float* acc, int slot, int columns, DType dtype);
+  void require_accumulator();
+  void round_tile(const float* acc, uint16_t* rounded);
+  void stage_piece(const void* piece, size_t row_bytes, int slot);
   void store_piece(const EpilogueParams& e, int slot, int columns, int m, int n, const Tile& t);
   void wait_stores_read(int pending);
   const KernelConfig& config() const;
@@ -70,9 +73,10 @@ class Role {
   void load_rows(const TensorMap& map, Cta& to, int offset, std::array<int, 4> at, int rows, const Job& job);
   void multiply(float* acc, int stage, int step, bool accumulate);
   void access(Cta& cta, int offset, int bytes, bool write, Epoch epoch, const Clock& clock, const char* what);
-  void require_accumulator();
+  void check_map(const TensorMap& map);
   void claim_box(int n, int m, int batch_inner, int batch_outer);
   bool in_order(int job) const;
+  void learn_of_stores(int count);
   void log(const char* what, int where, int64_t value);
 
   Machine& machine_;
@@ -83,8 +87,8 @@ class Role {
   uint32_t tick_ = 1;
   Blocked blocked_;
   std::deque<std::unique_ptr<Job>> jobs_;
-  std::vector<Group> groups_;
-  std::vector<StoreGroup> stores_;
+  std::deque<Group> groups_;
+  std::deque<StoreGroup> stores_;
   int committed_ = 0, known_done_ = 0, arrives_in_flight_ = 0, k_steps_ = 0;
   std::map<uint32_t, int> last_phase_;  // that a wait of this role saw completed
   int speed_ = 1, window_ = 1;

@@ -1,0 +1,77 @@
+// Every kernel of instances.def at its real tile size: the cases that a shape can get wrong.
+//   instances_test [NAME]
+#include <cstdio>
+#include <cstring>
+
+#include "bindings/emulate.h"
+#include "config/instances.h"
+#include "emulator_case.h"
+
+namespace hopgemm::test {
+namespace {
+
+struct Named {
+  const char* name;
+  Case c;
+};
+
+std::vector<Named> cases(const KernelConfig& c) {
+  const int m = c.tile_m * c.cluster_m, n = c.tile_n * c.cluster_n, size = cluster_size(c);
+  const DType other = c.dtype == DType::kBF16 ? DType::kF32 : c.dtype;
+  std::vector<Named> all;
+  auto add = [&](const char* name) -> Case& {
+    Case x;
+    x.m = c.tile_m, x.n = c.tile_n, x.k = kTileK, x.out = c.dtype, x.num_ctas = size;
+    all.push_back({name, x});
+    return all.back().c;
+  };
+  add("one element").m = 1, all.back().c.n = 1, all.back().c.k = 1;
+  add("one tile, K over the ring").k = (c.num_stages + 1) * kTileK + 8;
+  Case& tails = add("tails, one SM, K shorter than the ring");
+  tails.m = m + c.tile_m / 2 + 3, tails.n = n + 17, tails.k = kTileK + 9, tails.out = DType::kF32,
+  tails.num_ctas = size;
+  Case& many = add("odd tiles, more than CTAs, K reversed, bias");
+  many.m = 3 * m - 5, many.n = c.tile_n, many.k = 2 * kTileK, many.num_ctas = 2 * size;
+  many.schedule = {true, 2, 1, 0, {}, {}, {}}, many.bias = true;
+  Case& batches = add("batches that share B, C");
+  batches.batch = 3, batches.share_b = true, batches.c = true, batches.alpha = -1,
+  batches.num_ctas = 2 * size;
+  batches.out = other;
+  Case& direct = add("direct store, along N");
+  direct.m = m / 2 + 1, direct.n = n + 7, direct.k = 70, direct.store = Store::kDirect;
+  direct.schedule = {false, 1, 0, 0, {}, {}, {}}, direct.num_ctas = 2 * size;
+  return all;
+}
+
+bool run(const Instance& instance, uint64_t seed) {
+  bool ok = true;
+  const auto kernel = reinterpret_cast<Kernel>(const_cast<void*>(instance.kernel()));
+  int runs = 0;
+  for (const Named& x : cases(instance.config)) {
+    Product product(instance.config, x.c, seed);
+    const std::string failure = product.run(kernel, seed++);
+    ++runs;
+    if (failure.empty()) continue;
+    ok = false;
+    std::printf("%s: %s: %s\n  %s\n", instance.name, x.name, failure.c_str(), x.c.describe().c_str());
+  }
+  std::printf("%-40s %6d runs %s\n", instance.name, runs, ok ? "ok" : "FAILED");
+  return ok;
+}
+
+}  // namespace
+
+int instances_test(int argc, char** argv) {
+  bool ok = true;
+  int found = 0;
+  for (int i = 0; i < kNumInstances; ++i) {
+    if (argc > 1 && std::strcmp(kInstances[i].name, argv[1]) != 0) continue;
+    ++found;
+    ok &= run(kInstances[i], static_cast<uint64_t>(i) * 100);
+  }
+  return ok && found ? 0 : 1;
+}
+
+}  // namespace hopgemm::test
+
+int main(int argc, char** argv) { return hopgemm::test::instances_test(argc, argv); }

@@ -1,0 +1,108 @@
+// Every protocol class (arrangement x cluster x depth of the ring x store) under many schedules: small tiles,
+// shallow products, a fresh case every few seeds.
+//   protocol_test [SEEDS]          all classes
+//   protocol_test CLASS SEED       one run again, as a failure prints it
+#include <cstdio>
+#include <cstdlib>
+
+#include "emulator_case.h"
+
+namespace hopgemm::test {
+namespace {
+
+constexpr int kSeedsPerCase = 8;
+
+struct Class {
+  std::string name;
+  KernelConfig config;
+  Kernel kernel;
+  Store store;
+};
+
+Case random_case(const Class& x, uint64_t seed) {
+  emulated::Random random(seed);
+  const KernelConfig& c = x.config;
+  auto one_in = [&](int n) { return random.below(n) == 0; };
+  // A multiple of the tile, or anything: one tile, odd counts, a rank of the cluster out of range.
+  auto extent = [&](int tile, int most) {
+    return one_in(3) ? tile * (1 + random.below(most)) : 1 + random.below(tile * most);
+  };
+  Case p;
+  p.m = std::max(2, extent(c.tile_m, 1 + c.cluster_m)), p.n = extent(c.tile_n, 1 + c.cluster_n);
+  p.k = extent(kTileK, one_in(4) ? 2 * c.num_stages + 1 : c.num_stages);
+  p.batch = one_in(4) ? 2 : 1;
+  if (p.batch > 1) p.share_a = one_in(2), p.share_b = !p.share_a && one_in(2);
+  p.out = one_in(3) ? DType::kF32 : c.dtype;
+  p.store = x.store;
+  p.c = one_in(3), p.bias = one_in(3), p.alpha = one_in(3) ? -2.0f : 1.0f;
+  p.schedule = {one_in(2), 1 + random.below(3), random.below(3), 0, {}, {}, {}};
+  p.num_ctas = cluster_size(c) * (1 + random.below(3));
+  return p;
+}
+
+bool run(const Class& x, uint64_t first, int seeds) {
+  int failures = 0;
+  for (uint64_t seed = first; seed < first + seeds;) {
+    const uint64_t number = seed / kSeedsPerCase;
+    const Case c = random_case(x, number);
+    Product product(x.config, c, number);
+    for (; seed < first + seeds && seed / kSeedsPerCase == number; ++seed) {
+      const std::string failure = product.run(x.kernel, seed);
+      if (failure.empty() || failures++ > 0) continue;
+      std::printf("%s\n  %s\n  again: protocol_test %s %llu\n", failure.c_str(), c.describe().c_str(),
+                  x.name.c_str(), static_cast<unsigned long long>(seed));
+    }
+  }
+  std::printf("%-40s %6d seeds %s\n", x.name.c_str(), seeds, failures ? "FAILED" : "ok");
+  std::fflush(stdout);
+  return failures == 0;
+}
+
+template <Arrangement kArrangement, int kClusterM, int kClusterN, int kStages, DType kDType, Major kA,
+          Major kB>
+void add(std::vector<Class>& classes) {
+  constexpr bool kCooperative = kArrangement == Arrangement::kCooperative;
+  // Two pieces of the result a consumer where the ring is short, one where it is long.
+  constexpr KernelConfig kConfig{
+      kDType,    kA,      kB,          kCooperative ? 128 : 64, kStages == 2 ? 128 : 64, kClusterM,
+      kClusterN, kStages, kArrangement};
+  for (Store store : {Store::kTma, Store::kDirect}) {
+    const std::string name = std::string(kCooperative ? "coop" : "pingpong") + "_c" +
+                             std::to_string(kClusterM) + "x" + std::to_string(kClusterN) + "_s" +
+                             std::to_string(kStages) + (store == Store::kTma ? "_tma" : "_direct");
+    classes.push_back({name, kConfig, &emulate<EmulatedHw<kConfig>>, store});
+  }
+}
+
+// Types and majors change from class to class; all of them meet in instances_test.
+std::vector<Class> all_classes() {
+  constexpr auto kCoop = Arrangement::kCooperative, kPing = Arrangement::kPingpong;
+  constexpr auto kB = DType::kBF16, kF = DType::kF16;
+  constexpr auto kK = Major::kK, kMN = Major::kMN;
+  std::vector<Class> x;
+  add<kCoop, 1, 1, 2, kB, kK, kK>(x), add<kCoop, 1, 1, 5, kF, kMN, kK>(x);
+  add<kCoop, 2, 1, 2, kF, kK, kMN>(x), add<kCoop, 2, 1, 5, kB, kK, kK>(x);
+  add<kCoop, 1, 2, 2, kB, kMN, kMN>(x), add<kCoop, 1, 2, 5, kF, kK, kMN>(x);
+  add<kCoop, 2, 2, 2, kF, kMN, kK>(x), add<kCoop, 2, 2, 5, kB, kMN, kMN>(x);
+  add<kPing, 1, 1, 2, kB, kMN, kMN>(x), add<kPing, 1, 1, 5, kF, kK, kK>(x);
+  add<kPing, 2, 1, 2, kF, kK, kK>(x), add<kPing, 2, 1, 5, kB, kMN, kMN>(x);
+  add<kPing, 1, 2, 2, kB, kMN, kK>(x), add<kPing, 1, 2, 5, kF, kK, kMN>(x);
+  add<kPing, 2, 2, 2, kF, kK, kMN>(x), add<kPing, 2, 2, 5, kB, kMN, kK>(x);
+  return x;
+}
+
+}  // namespace
+
+int protocol_test(int argc, char** argv) {
+  bool ok = true;
+  for (const Class& x : all_classes()) {
+    if (argc == 3 && x.name != argv[1]) continue;
+    ok &= argc == 3 ? run(x, std::strtoull(argv[2], nullptr, 10), 1)
+                    : run(x, 0, argc > 1 ? std::atoi(argv[1]) : 1000);
+  }
+  return ok ? 0 : 1;
+}
+
+}  // namespace hopgemm::test
+
+int main(int argc, char** argv) { return hopgemm::test::protocol_test(argc, argv); }

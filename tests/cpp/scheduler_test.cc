@@ -1,0 +1,91 @@
+// The tile order: every tile once for every number of SMs, and a K direction that coordinates alone decide.
+#include <map>
+#include <tuple>
+#include <vector>
+
+#include "check.h"
+#include "scheduler/tile_scheduler.h"
+
+namespace hopgemm::test {
+namespace {
+
+constexpr int kMaxSms = 160;
+
+template <int kClusterM, int kClusterN> struct Walk {
+  static constexpr KernelConfig kConfig{
+      DType::kBF16, Major::kK, Major::kK, 64, 128, kClusterM, kClusterN, 2, Arrangement::kPingpong};
+  static constexpr int kSize = kClusterM * kClusterN;
+
+  // How often each tile (of one CTA) is visited, and whether its K runs backwards.
+  static void check_grid(const TileGrid& grid) {
+    using Place = std::tuple<int, int, int, int>;
+    std::map<Place, bool> direction;
+    for (int sms = 1; sms <= kMaxSms; ++sms) {
+      const int clusters = std::max(1, std::min(sms / kSize, grid.num_blocks));
+      const int rows = grid.m_blocks * kClusterM, cols = grid.n_blocks * kClusterN;
+      std::vector<int> visits(rows * cols * grid.batch_inner * grid.batch_outer);
+      for (int cluster = 0; cluster < clusters; ++cluster) {
+        for (int rank = 0; rank < kSize; ++rank) {
+          for (TileScheduler<kConfig> tiles(grid, cluster, clusters, rank); tiles.valid(); tiles.next()) {
+            const Tile t = tiles.tile();
+            const int m = t.m / 64, n = t.n / 128;
+            if (!CHECK(t.m == m * 64 && t.n == n * 128 && m >= 0 && m < rows && n >= 0 && n < cols &&
+                       t.batch_inner >= 0 && t.batch_inner < grid.batch_inner && t.batch_outer >= 0 &&
+                       t.batch_outer < grid.batch_outer))
+              return;
+            ++visits[((t.batch_outer * grid.batch_inner + t.batch_inner) * rows + m) * cols + n];
+            const auto [seen, is_new] =
+                direction.insert({{m, n, t.batch_inner, t.batch_outer}, t.k_reversed});
+            CHECK(is_new || seen->second == t.k_reversed);
+            CHECK(grid.k_period > 0 || !t.k_reversed);
+          }
+        }
+      }
+      bool once = true;
+      for (int v : visits) once &= v == 1;
+      CHECK(once);
+    }
+  }
+
+  static void check_all() {
+    constexpr int kSizes[][4] = {{1, 1, 1, 1}, {1, 7, 1, 1}, {5, 1, 2, 1},  {3, 5, 1, 2},
+                                 {9, 4, 1, 1}, {4, 9, 2, 2}, {13, 11, 1, 1}};
+    for (const auto& [m_blocks, n_blocks, inner, outer] : kSizes)
+      for (bool along_m : {true, false})
+        for (int group : {1, 2, 3, 8, 100})
+          for (int k_period : {0, 1, 3, 8}) {
+            const Schedule s{along_m, group, k_period, 0, {}, {}, {}};
+            // One element past the last full tile, so that rounding up is needed.
+            const int64_t m = int64_t{64} * kClusterM * m_blocks - 63,
+                          n = int64_t{128} * kClusterN * n_blocks - 127;
+            const TileGrid grid = make_tile_grid({kConfig, s}, m, n, inner, outer);
+            CHECK(grid.m_blocks == m_blocks && grid.n_blocks == n_blocks &&
+                  grid.num_blocks == m_blocks * n_blocks * inner * outer);
+            check_grid(grid);
+          }
+  }
+};
+
+// A strip is `group` wide, its neighbour runs back, and K turns every k_period steps: the order itself, once
+// by hand.
+void check_order() {
+  const TileGrid grid{3, 3, 1, 1, 9, 2, 0, true};
+  constexpr int kExpected[][2] = {{0, 0}, {0, 1}, {1, 0}, {1, 1}, {2, 0}, {2, 1}, {2, 2}, {1, 2}, {0, 2}};
+  for (int i = 0; i < 9; ++i)
+    CHECK(block_at(grid, i).m == kExpected[i][0] && block_at(grid, i).n == kExpected[i][1]);
+  const TileGrid turning{4, 2, 1, 1, 8, 2, 2, true};
+  for (int i = 0; i < 8; ++i) CHECK(block_at(turning, i).k_reversed == (i >= 4));
+}
+
+}  // namespace
+}  // namespace hopgemm::test
+
+int main() {
+  using namespace hopgemm::test;
+  check_order();
+  Walk<1, 1>::check_all();
+  Walk<2, 1>::check_all();
+  Walk<1, 2>::check_all();
+  Walk<2, 2>::check_all();
+  return report("scheduler_test");
+}
