@@ -60,6 +60,19 @@ def read_resources(text):
     return [f"{config_name(n) or n}: {usage}" for n, usage, stack, local in found if int(stack) or int(local)]
 
 
+def unfenced_stores(function):
+    """Addresses of TMA stores before which shared memory was written with no FENCE.VIEW.ASYNC between."""
+    unfenced, written = [], False
+    for at, code in sorted(function.code.items()):
+        if re.search(r"\bSTSM?\b", code):
+            written = True
+        elif "FENCE.VIEW.ASYNC" in code:
+            written = False
+        elif "UTMASTG" in code and written:
+            unfenced.append(at)
+    return unfenced
+
+
 def describe(function):
     """(problems, instructions and HGMMA in the main loop) of one matrix product."""
     name, hgmma = config_name(function.name), function.addresses_of("HGMMA")
@@ -75,6 +88,7 @@ def describe(function):
         if at in loop.body or (min(hgmma) < at < max(hgmma) and ".CTA" not in function.code[at])
     ]
     problems = [f"{name}: MEMBAR among HGMMA, at {at:#x}: {function.code[at]}" for at in inside]
+    problems += [f"{name}: no proxy fence before the bulk store at {at:#x}" for at in unfenced_stores(function)]
     return problems, {"main_loop": len(loop.body), "hgmma": len(loop.body.intersection(hgmma))}
 
 

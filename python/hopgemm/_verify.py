@@ -67,7 +67,7 @@ def run_mutants(source: Path, seeds: int) -> list[dict[str, Any]]:
       ValueError: there is no such program.
       RuntimeError: a mutant was not caught, or its clean twin was accused; the message is what the program printed.
     """
-    program = source / "build" / "cpp" / "mutants_test"
+    program = _mutants_program(source).resolve()
     if not program.exists():
         raise ValueError(f"hopgemm.verify: {program} does not exist. Run ci/cpp in a source checkout, and name that")
     done = subprocess.run([program, str(seeds)], capture_output=True, text=True)
@@ -77,6 +77,10 @@ def run_mutants(source: Path, seeds: int) -> list[dict[str, Any]]:
         {"name": name, "runs": int(runs), "caught": round(int(runs) * float(percent) / 100)}
         for name, runs, percent in _MUTANT.findall(done.stdout)
     ]
+
+
+def _mutants_program(source: Path) -> Path:
+    return source / "build" / "cpp" / "mutants_test"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -90,7 +94,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `hopgemm verify`."""
     parser.add_argument("--config", metavar="NAME", help="this kernel alone")
     parser.add_argument("--seeds", type=int, default=4, metavar="N", help="schedules for each kernel (4)")
-    parser.add_argument("--mutants", type=Path, metavar="SOURCE", help="also the broken kernels of a source checkout")
+    parser.add_argument(
+        "--mutants",
+        type=Path,
+        metavar="SOURCE",
+        help="a source checkout whose broken kernels to run too (this folder, where ci/cpp has run in it)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -103,8 +112,8 @@ def command(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int
 
     try:
         result = run(options.config, options.seeds, report)
-        if options.mutants:
-            result["mutants"] = run_mutants(options.mutants, options.seeds)
+        if options.mutants or _mutants_program(Path()).exists():
+            result["mutants"] = run_mutants(options.mutants or Path(), options.seeds)
     except ValueError as error:
         parser.error(str(error))
     except RuntimeError as error:

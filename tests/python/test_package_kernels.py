@@ -71,6 +71,7 @@ def test_loops():
         ({"code": CODE.replace("@P0 BRA 0x20", "@P0 BRA 0x70").replace("0x10 ;", "0x90 ;")}, "no loop"),
         ({"code": CODE.replace("SYNCS.PHASECHK P1", "MEMBAR.ALL.GPU")}, "MEMBAR among HGMMA, at 0x20"),
         ({"code": CODE.replace("@!P1 BRA 0xa0 ;    ", "@!P1 MEMBAR.SC.GPU ;", 1)}, "at 0x30"),
+        ({"code": CODE.replace("BRA.U UP0, 0x10 ;", "UTMASTG.4D [UR8], [UR4] ;")}, "bulk store at 0x80"),
         ({"code": ""}, "no matrix product"),
     ],
 )
