@@ -147,6 +147,14 @@ def _broadcast(x: Any, y: Any) -> tuple[int, ...] | None:
     return tuple(shape)
 
 
+def check_out_shape(out: torch.Tensor, shape: tuple[int, ...], a: torch.Tensor) -> None:
+    """ValueError for an `out` that is not of the result's shape, TypeError for one on another device than a."""
+    if tuple(out.shape) != shape:
+        raise ValueError(f"hopgemm.matmul: out is {describe(out)}; the result is {tuple(shape)}")
+    if out.device != a.device:
+        raise TypeError(f"hopgemm.matmul: {_pair('a', a, 'out', out)}; all must be on one device")
+
+
 def check_out(
     out: torch.Tensor,
     shape: tuple[int, ...],
@@ -156,10 +164,7 @@ def check_out(
     bias: torch.Tensor | None,
 ) -> None:
     """Refuses an `out` of another shape or device, or in memory that is read; `c` may be `out` itself."""
-    if tuple(out.shape) != shape:
-        raise ValueError(f"hopgemm.matmul: out is {describe(out)}; the result is {tuple(shape)}")
-    if out.device != a.device:
-        raise TypeError(f"hopgemm.matmul: {_pair('a', a, 'out', out)}; all must be on one device")
+    check_out_shape(out, shape, a)
     if torch.compiler.is_compiling():  # no addresses yet
         return
     if torch._debug_has_internal_overlap(out) == 1:

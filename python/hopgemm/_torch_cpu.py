@@ -84,6 +84,10 @@ def _gemm_out(
     out.copy_(product(a, b, added, bias, alpha, beta, out.dtype, _wide()))
 
 
+def _mm_bias(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return _gemm(a, b, None, bias)
+
+
 def _mm_backward(grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     grad_a = _gemm(grad, b.mT)
     if b.dim() == 2:
@@ -97,7 +101,9 @@ def register() -> None:
         ("gemm", _gemm),
         ("_gemm", _gemm),
         ("_mm", _gemm),
+        ("_mm_bias", _mm_bias),
         ("gemm_out", _gemm_out),
+        ("_mm_out", _gemm_out),
         ("_mm_backward", _mm_backward),
     ):
         LIBRARY.impl(name, kernel, "CPU")

@@ -1,7 +1,7 @@
 """The operators of `_torch_ops.so` and the torch.library handle that their Python contracts are registered on.
 
     gemm, gemm_out   public: torch.ops.hopgemm.*, right under every transform of torch
-    _gemm, _mm, _mm_backward   the same C++ below autograd, for plain eager code
+    _gemm, _mm, _mm_bias, _mm_out, _mm_backward   the same C++ below autograd, for plain eager code
 
 Nothing of the contracts belongs here (see the other `_torch_*` files).
 """
@@ -33,6 +33,9 @@ LIBRARY = torch.library.Library("hopgemm", "FRAGMENT")  # what is registered on 
 
 gemm = torch.ops.hopgemm.gemm.default
 gemm_out = torch.ops.hopgemm.gemm_out.default
-raw_gemm = torch.ops.hopgemm._gemm.default
-raw_mm = torch.ops.hopgemm._mm.default
-raw_mm_backward = torch.ops.hopgemm._mm_backward.default
+# `_op` is what OpOverload.__call__ calls: without that Python frame, 0.3 us less.
+raw_gemm = torch.ops.hopgemm._gemm.default._op
+raw_mm = torch.ops.hopgemm._mm.default._op
+raw_mm_bias = torch.ops.hopgemm._mm_bias.default._op
+raw_mm_out = torch.ops.hopgemm._mm_out.default._op
+raw_mm_backward = torch.ops.hopgemm._mm_backward.default._op

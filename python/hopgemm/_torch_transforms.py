@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from ._torch_checks import check_tensors
-from ._torch_library import LIBRARY, gemm, raw_gemm, raw_mm
+from ._torch_checks import check_out_shape, check_tensors
+from ._torch_library import LIBRARY, gemm
 
 Args = tuple[Any, ...]
 
@@ -34,12 +34,14 @@ def _fake(
     return a.new_empty(check_tensors(a, b, c, bias, out_dtype), dtype=out_dtype or a.dtype)
 
 
+def _fake_bias(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return _fake(a, b, None, bias)
+
+
 def _fake_out(
     out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: Any = None, bias: Any = None, *options: Any
 ) -> None:
-    shape = check_tensors(a, b, c, bias, out.dtype)
-    if tuple(out.shape) != shape:
-        raise ValueError(f"hopgemm.matmul: out is {tuple(out.shape)}; the result is {tuple(shape)}")
+    check_out_shape(out, check_tensors(a, b, c, bias, out.dtype), a)
 
 
 def _fake_backward(grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,26 +89,28 @@ def autocast(device: str, *tensors: torch.Tensor | None) -> tuple[torch.Tensor |
     return tuple(cast(i, t) for i, t in enumerate(tensors))
 
 
-def _register_autocast(op: Any, tensors: int, device: str, key: str) -> None:
+def _register_autocast(name: str, tensors: int, device: str, key: str) -> None:
     # torch.library.register_autocast freezes one dtype at registration; matmul takes that of the region.
     excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+    op = getattr(torch.ops.hopgemm, name).default
 
     def kernel(*args: Any) -> Any:
         cast = autocast(device, *args[:tensors])  # before the guard: a key that is excluded counts as switched off
         with torch._C._ExcludeDispatchKeyGuard(excluded):
             return op(*cast, *args[tensors:])
 
-    LIBRARY.impl(op._schema.name.split("::")[1], kernel, key)
+    LIBRARY.impl(name, kernel, key)
 
 
 def register() -> None:
     """Registers everything of this file."""
     for name in ("gemm", "_gemm", "_mm"):
         torch.library.register_fake(f"hopgemm::{name}", _fake, lib=LIBRARY)
-    torch.library.register_fake("hopgemm::gemm_out", _fake_out, lib=LIBRARY)
+    torch.library.register_fake("hopgemm::_mm_bias", _fake_bias, lib=LIBRARY)
+    for name in ("gemm_out", "_mm_out"):
+        torch.library.register_fake(f"hopgemm::{name}", _fake_out, lib=LIBRARY)
     torch.library.register_fake("hopgemm::_mm_backward", _fake_backward, lib=LIBRARY)
     torch.library.register_vmap("hopgemm::gemm", _vmap, lib=LIBRARY)
     for device, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
-        _register_autocast(gemm, 4, device, key)
-        _register_autocast(raw_gemm, 4, device, key)
-        _register_autocast(raw_mm, 2, device, key)
+        for name, tensors in (("gemm", 4), ("_gemm", 4), ("_mm", 2), ("_mm_bias", 3)):
+            _register_autocast(name, tensors, device, key)

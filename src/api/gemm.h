@@ -100,7 +100,7 @@ struct Plan {
   int64_t tiles = 0;            // output tiles (of one CTA), all batches
   int grid = 0;                 // CTAs (before the device's limit of resident clusters)
   double waves = 0;             // tiles / CTAs
-  int64_t workspace_bytes = 0;  // device memory that gemm() needs, 256-byte aligned
+  int64_t workspace_bytes = 0;  // device memory that gemm() needs, 16-byte aligned
   double flops = 0;             // 2 m n k, all batches
   double bytes = 0;             // each operand once, the result once
 };

@@ -7,14 +7,16 @@ namespace hopgemm {
 
 HOPGEMM_API int runtime_version();
 
-// Makes `device` current while it lives.
+// Makes `device` current while it lives, where status() is ok.
 class HOPGEMM_API DeviceGuard {
  public:
   explicit DeviceGuard(int device);
   ~DeviceGuard();
   DeviceGuard(const DeviceGuard&) = delete;
+  const Status& status() const { return status_; }
 
  private:
+  Status status_;
   int previous_;
 };
 

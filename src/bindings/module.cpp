@@ -167,6 +167,11 @@ void gemm(const Array& a, const Array& b, const Array& out, const std::optional<
   p.m = static_cast<int64_t>(out.shape(p.batch_dims)), p.n = static_cast<int64_t>(out.shape(p.batch_dims + 1));
   p.k = static_cast<int64_t>(a.shape(a.ndim() - 1));
   p.a = matrix(a, "a", p.m, p.k, p), p.b = matrix(b, "b", p.k, p.n, p), p.d = matrix(out, "out", p.m, p.n, p);
+  if (beta != 0.0f && !c) throw nb::value_error("hopgemm.gemm: beta is not 0, and there is no c. Pass c, or beta=0");
+  const std::pair<const std::optional<Array>*, const char*> others[] = {{&c, "c"}, {&bias, "bias"}, {&workspace, "workspace"}};
+  for (const auto& [x, name] : others)
+    if (*x && (*x)->device_id() != out.device_id())
+      throw nb::value_error((std::string("hopgemm.gemm: ") + name + " and out are on different GPUs").c_str());
   if (c) p.c = matrix(*c, "c", p.m, p.n, p);
   if (bias) {
     if (bias->ndim() != 1 || static_cast<int64_t>(bias->shape(0)) != p.n)
@@ -181,9 +186,10 @@ void gemm(const Array& a, const Array& b, const Array& out, const std::optional<
   const int64_t given = workspace ? static_cast<int64_t>(workspace->nbytes()) : 0;
   if (given < q.workspace_bytes)
     throw nb::value_error(("hopgemm.gemm: these operands are copied before the product; pass a workspace of " +
-                           std::to_string(q.workspace_bytes) + " bytes, 256-byte aligned (given: " + std::to_string(given) + ")").c_str());
+                           std::to_string(q.workspace_bytes) + " bytes, 16-byte aligned (given: " + std::to_string(given) + ")").c_str());
   nb::gil_scoped_release release;
   hopgemm::DeviceGuard guard(out.device_id());
+  check(guard.status());
   check(hopgemm::gemm(p, q, workspace ? workspace->data() : nullptr, reinterpret_cast<void*>(stream)));
 }
 
@@ -211,6 +217,7 @@ NB_MODULE(_core, m) {
     check(hopgemm::device_facts(device, f));
     nb::gil_scoped_release release;
     hopgemm::DeviceGuard guard(device);
+    check(guard.status());
     check(hopgemm::warmup());
   }, "device"_a, "Loads every kernel onto a GPU.");
   m.def("plan", &plan, "dtype"_a, "out_dtype"_a, "m"_a, "n"_a, "k"_a, "batch"_a, "a_strides"_a, "b_strides"_a, "d_strides"_a, nb::kw_only(),
@@ -223,6 +230,7 @@ NB_MODULE(_core, m) {
   m.def("roof", [](int device, double seconds) {
     nb::gil_scoped_release release;
     hopgemm::DeviceGuard guard(device);
+    check(guard.status());
     double tflops = 0;
     check(hopgemm::measure_roof(seconds, tflops));
     return tflops;

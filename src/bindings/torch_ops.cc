@@ -181,30 +181,51 @@ struct Normalized {
   }
 };
 
-// Plans and enqueues. `like` names the device.
-void run(const Problem& problem, const char* config, const View& like) {
+// The device of `like`, current for a scope, and torch's stream on it.
+class Device {
+ public:
 #ifdef HOPGEMM_TORCH_ON_CPU
-  void* stream = nullptr;
+  explicit Device(const View& like) : like_(like) {
 #else
-  DeviceGuard guard(like.device_index);
-  void* stream = current_cuda_stream(like.device_index);
+  explicit Device(const View& like)
+      : like_(like),
+        guard_(like.device_index),
+        stream_(current_cuda_stream(like.device_index)) {
 #endif
-  hopgemm::DeviceFacts facts;
-  hopgemm::Plan plan;
-  check(hopgemm::device_facts(like.device_index, facts));
-  check(hopgemm::make_plan(problem, config, facts, plan));
-  Tensor workspace;  // the allocator reuses it in stream order, so it may go as soon as the work is enqueued
-  void* data = nullptr;
-  if (plan.workspace_bytes > 0) {
-    workspace = empty(1, &plan.workspace_bytes, kByte, like);
-    torch_abi::check(api().get_data_ptr(workspace.get(), &data), "workspace");
+    check(hopgemm::device_facts(like.device_index, facts_));
   }
-  check(hopgemm::gemm(problem, plan, data, stream));
-}
+
+  // Plans and enqueues.
+  void run(const Problem& problem, const char* config) const {
+    hopgemm::Plan plan;
+    check(hopgemm::make_plan(problem, config, facts_, plan));
+    Tensor workspace;  // the allocator reuses it in stream order, so it may go as soon as the work is enqueued
+    void* data = nullptr;
+    if (plan.workspace_bytes > 0) {
+      workspace = empty(1, &plan.workspace_bytes, kByte, like_);
+      torch_abi::check(api().get_data_ptr(workspace.get(), &data), "workspace");
+    }
+    check(hopgemm::gemm(problem, plan, data, stream_));
+  }
+
+ private:
+  const View& like_;
+#ifndef HOPGEMM_TORCH_ON_CPU
+  DeviceGuard guard_;
+#endif
+  void* stream_ = nullptr;
+  hopgemm::DeviceFacts facts_;
+};
 
 void write(Normalized& call, const View& d, const char* config) {
   call.problem.d = matrix(d, call.batch, call.problem.m, call.problem.n, "out");
-  run(call.problem, config, call.a);
+  Device(call.a).run(call.problem, config);
+}
+
+void check_out(const Normalized& call, const View& d) {
+  check_device(d, call.a, "out");
+  if (d.dim != call.dim || !std::equal(call.sizes, call.sizes + call.dim, d.sizes))
+    refuse("hopgemm.matmul: out is %s, which is not the shape of the result", ShapeText(d).text);
 }
 
 // ---- the operators ----
@@ -241,22 +262,30 @@ void gemm_out(Value* s, uint64_t, uint64_t) {
 
   Normalized n(call);
   View d(out);
-  check_device(d, n.a, "out");
-  if (d.dim != n.dim || !std::equal(n.sizes, n.sizes + n.dim, d.sizes))
-    refuse("hopgemm.matmul: out is %s, which is not the shape of the result", ShapeText(d).text);
+  check_out(n, d);
   if (call.c) n.add_c(View(call.c));
   else if (call.beta != 0) n.add_c(d);
   if (call.bias) n.add_bias(View(call.bias));
   write(n, d, config.c_str());
 }
 
-// The two arguments of most calls: every further one costs 0.1 us of conversion even at its default.
-void mm(Value* s, uint64_t, uint64_t) {
-  Call call{take<Tensor>(s[0]), take<Tensor>(s[1]), {}, {}};
+// The arguments of most calls, (a, b) or (a, b, bias): every further one costs 0.1 us of conversion even at its default.
+void mm(Value* s, uint64_t num_args, uint64_t) {
+  Call call{take<Tensor>(s[0]), take<Tensor>(s[1]), {}, num_args > 2 ? take<Tensor>(s[2]) : Tensor()};
   Normalized n(call);
+  if (call.bias) n.add_bias(View(call.bias));
   Tensor out = empty(n.dim, n.sizes, n.a.dtype, n.a);
   write(n, View(out), "");
   s[0] = give(std::move(out));
+}
+
+void mm_out(Value* s, uint64_t, uint64_t) {
+  Tensor out = take<Tensor>(s[0]);
+  Call call{take<Tensor>(s[1]), take<Tensor>(s[2]), {}, {}};
+  Normalized n(call);
+  View d(out);
+  check_out(n, d);
+  write(n, d, "");
 }
 
 // A contiguous (..., rows, cols) tensor as one matrix of all its rows.
@@ -312,10 +341,11 @@ void mm_backward(Value* s, uint64_t, uint64_t) {
   std::swap(b_transposed.row_stride, b_transposed.col_stride);
   p.m = m, p.n = k, p.k = n;  // grad_a = grad @ b.T
   p.a = mg, p.b = b_transposed, p.d = matrix(da, batch, m, k, "the gradient of a");
-  run(p, "", a);
+  Device device(a);
+  device.run(p, "");
   p.m = k, p.n = n, p.k = m;  // grad_b = a.T @ grad
   p.a = a_transposed, p.b = mg, p.d = matrix(db, batch, k, n, "the gradient of b");
-  run(p, "", a);
+  device.run(p, "");
   s[0] = give(std::move(grad_a));
   s[1] = give(std::move(grad_b));
 }
@@ -335,11 +365,15 @@ void register_ops() {
   define(std::string("_gemm") + kGemmArgs);
   define(std::string("gemm_out") + kGemmOutArgs);
   define("_mm(Tensor a, Tensor b) -> Tensor");
+  define("_mm_bias(Tensor a, Tensor b, Tensor bias) -> Tensor");
+  define("_mm_out(Tensor(a!) out, Tensor a, Tensor b) -> ()");
   define("_mm_backward(Tensor grad, Tensor a, Tensor b) -> (Tensor, Tensor)");
   implement("gemm", gemm);
   implement("_gemm", gemm);
   implement("gemm_out", gemm_out);
   implement("_mm", mm);
+  implement("_mm_bias", mm);
+  implement("_mm_out", mm_out);
   implement("_mm_backward", mm_backward);
 }
 

@@ -37,7 +37,10 @@ ffi::Error matmul(cudaStream_t stream, int32_t device, std::string_view spec, st
   Problem& p = call.problem;
   p.alpha = alpha, p.beta = beta, p.sm_limit = static_cast<int>(sm_limit), p.batch_invariant = batch_invariant;
 
+  if (sm_limit < 0 || sm_limit > INT32_MAX)
+    return error_of(invalid("hopgemm: sm_limit is %lld; it must be 0 (all SMs) or more", static_cast<long long>(sm_limit)));
   const DeviceGuard guard(device);
+  if (!guard.status().ok()) return error_of(guard.status());
   DeviceFacts facts;
   if (Status s = device_facts(device, facts); !s.ok()) return error_of(s);
   Plan plan;

@@ -19,7 +19,7 @@ bool parse_number(const char* text, const char* end, int& value) {
   char* stop;
   const long v = std::strtol(text, &stop, 10);
   value = static_cast<int>(v);
-  return stop == end && text != end && v >= 1 && v <= 100000;
+  return stop == end && *text >= '1' && *text <= '9' && v >= 1 && v <= 100000;
 }
 
 bool parse_token(const char* token, const char* end, Schedule& s) {
@@ -57,7 +57,7 @@ bool parse_config(const char* name, const Instance*& instance, Schedule& schedul
   const size_t length = plus ? plus - name : std::strlen(name);
   instance = nullptr;
   for (int i = 0; i < kNumInstances && !instance; ++i)
-    if (std::strlen(kInstances[i].name) == length && !std::memcmp(kInstances[i].name, name, length)) instance = &kInstances[i];
+    if (!std::strncmp(kInstances[i].name, name, length) && !kInstances[i].name[length]) instance = &kInstances[i];
   if (!instance) return false;
   schedule = {};
   while (plus) {

@@ -2,6 +2,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include "host/device.h"
+
 namespace hopgemm {
 
 int runtime_version() {
@@ -11,8 +13,11 @@ int runtime_version() {
 }
 
 DeviceGuard::DeviceGuard(int device) : previous_(device) {
-  cudaGetDevice(&previous_);
-  if (previous_ != device) cudaSetDevice(device);
+  cudaError_t e = cudaGetDevice(&previous_);
+  if (e == cudaSuccess && previous_ != device) e = cudaSetDevice(device);
+  if (e == cudaSuccess) return;
+  cudaGetLastError();
+  status_ = cuda_failure(e, "cudaSetDevice");
 }
 
 DeviceGuard::~DeviceGuard() {

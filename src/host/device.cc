@@ -1,5 +1,7 @@
 #include "host/device.h"
 
+#include "host/pack.h"
+
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -25,10 +27,11 @@ class RelaxedCapture {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
+// Only facts that were read are kept: a failure may pass.
 struct CachedFacts {
-  std::once_flag once;
+  std::atomic<bool> known{false};
+  std::mutex mutex;
   DeviceFacts facts;
-  Status status;
 };
 
 Status read_facts(int device, DeviceFacts& f) {
@@ -116,6 +119,12 @@ DeviceFacts h200_facts() {
 }
 
 Status device_facts(int device, DeviceFacts& facts) {
+  static CachedFacts cache[kMaxDevices];
+  const bool in_range = device >= 0 && device < kMaxDevices;
+  if (in_range && cache[device].known.load(std::memory_order_acquire)) {
+    facts = cache[device].facts;
+    return {};
+  }
   const int driver = driver_version();
   if (driver == 0)
     return failure(Code::kNoDevice, "hopgemm: no NVIDIA driver was found; the kernel needs driver 580 or newer and a GPU of compute"
@@ -124,13 +133,16 @@ Status device_facts(int device, DeviceFacts& facts) {
     return failure(Code::kUnsupportedDevice, "hopgemm: the NVIDIA driver supports CUDA %d.%d; the kernel needs 13.0 (driver 580 or newer)."
                    " Update the driver, or pass fallback=True or set HOPGEMM_FALLBACK=1 for the framework's own product",
                    driver / 1000, driver % 1000 / 10);
-  static CachedFacts cache[kMaxDevices];
-  if (device < 0 || device >= kMaxDevices || device >= device_count())
+  if (!in_range || device >= device_count())
     return failure(Code::kNoDevice, "hopgemm: there is no GPU %d; %d are visible", device, device_count());
   CachedFacts& c = cache[device];
-  std::call_once(c.once, [&] { c.status = read_facts(device, c.facts); });
+  const std::lock_guard lock(c.mutex);
+  if (!c.known.load(std::memory_order_relaxed)) {
+    HOPGEMM_TRY(read_facts(device, c.facts));
+    c.known.store(true, std::memory_order_release);
+  }
   facts = c.facts;
-  return c.status;
+  return {};
 }
 
 Status prepare(int device, const Instance& instance, int& max_clusters) {
@@ -160,7 +172,8 @@ Status warmup() {
     return cuda_failure(e, "cudaGetDevice");
   }
   for (int i = 0, clusters; i < kNumInstances; ++i) HOPGEMM_TRY(prepare(device, kInstances[i], clusters));
-  return {};
+  RelaxedCapture relaxed;
+  return load_pack_and_fill();
 }
 
 }  // namespace hopgemm

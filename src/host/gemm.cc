@@ -67,14 +67,14 @@ const Instance* without_cluster(const KernelConfig& c) {
 }  // namespace
 
 Status gemm(const Problem& problem, const Plan& plan, void* workspace, void* stream) {
-  if (plan.path == Path::kEmpty) return {};
   NormalProblem p;
   HOPGEMM_TRY(normalize(problem, p));
   if (p.path != plan.path || p.a.packed_bytes + p.b.packed_bytes > plan.workspace_bytes)
     return failure(Code::kInvalidArgument, "hopgemm: the plan was made for other shapes, strides or alignments. Call make_plan again");
+  if (p.path == Path::kEmpty) return {};
   if (p.path == Path::kFill) return fill(p, stream);
-  if (plan.workspace_bytes > 0 && (!workspace || reinterpret_cast<uintptr_t>(workspace) % 256 != 0))
-    return failure(Code::kInvalidArgument, "hopgemm: the workspace is %p; %lld bytes, 256-byte aligned, are needed", workspace,
+  if (plan.workspace_bytes > 0 && (!workspace || reinterpret_cast<uintptr_t>(workspace) % 16 != 0))
+    return failure(Code::kInvalidArgument, "hopgemm: the workspace is %p; %lld bytes, 16-byte aligned, are needed", workspace,
                    static_cast<long long>(plan.workspace_bytes));
   const Instance* instance;
   Schedule schedule;

@@ -125,12 +125,21 @@ Extent extent_of(const Problem& p, const Matrix& x, int64_t rows, int64_t cols) 
 }
 
 // Column slices of one buffer lie between each other's rows without touching.
-bool interleaved(const Matrix& x, int64_t x_cols, const Matrix& y, int64_t y_cols) {
+bool interleaved(const Problem& p, const Matrix& x, int64_t x_cols, const Matrix& y, int64_t y_cols) {
   const int64_t pitch = x.row_stride * size_of(x.dtype);
   if (x.col_stride != 1 || y.col_stride != 1 || pitch <= 0 || pitch != y.row_stride * size_of(y.dtype)) return false;
+  for (int i = 0; i < p.batch_dims; ++i)
+    if (x.batch_stride[i] * size_of(x.dtype) % pitch || y.batch_stride[i] * size_of(y.dtype) % pitch) return false;
   const int64_t difference = reinterpret_cast<intptr_t>(y.data) - reinterpret_cast<intptr_t>(x.data);
   const int64_t offset = (difference % pitch + pitch) % pitch;
   return offset >= x_cols * size_of(x.dtype) && offset + y_cols * size_of(y.dtype) <= pitch;
+}
+
+// Are the elements of x where those of d are? The stride of a dimension of size 1 says nothing.
+bool same_place(const Problem& p, const Matrix& x) {
+  bool same = (p.m == 1 || x.row_stride == p.d.row_stride) && (p.n == 1 || x.col_stride == p.d.col_stride);
+  for (int i = 0; i < p.batch_dims; ++i) same &= p.batch[i] == 1 || x.batch_stride[i] == p.d.batch_stride[i];
+  return same;
 }
 
 // d may be written by many threads in any order: its elements must be distinct, and nobody else's.
@@ -154,10 +163,9 @@ Status check_overlap(const Problem& p) {
   for (const auto& in : inputs) {
     const Matrix& x = *in.x;
     if (!x.data) continue;
-    if (&x == &p.c && x.data == p.d.data && x.dtype == p.d.dtype && x.row_stride == p.d.row_stride && x.col_stride == p.d.col_stride &&
-        std::equal(x.batch_stride, x.batch_stride + p.batch_dims, p.d.batch_stride)) continue;  // in place
+    if (&x == &p.c && x.data == p.d.data && x.dtype == p.d.dtype && same_place(p, x)) continue;
     const Extent e = extent_of(p, x, in.rows, in.cols);
-    if (e.begin < d.end && d.begin < e.end && !(p.batch_dims == 0 && interleaved(p.d, p.n, x, in.cols)))
+    if (e.begin < d.end && d.begin < e.end && !interleaved(p, p.d, p.n, x, in.cols))
       return failure(Code::kInvalidArgument, "hopgemm: out overlaps %s in memory. Give another out, or a copy of %s", in.name, in.name);
   }
   if (p.bias.data) {
@@ -224,11 +232,18 @@ bool tma_writes(const EpilogueMatrix& d, int64_t m) {
   return aligned(d.data, kTmaBytes) && (m == 1 || legal(d.row_stride)) && legal(d.batch_inner_stride) && legal(d.batch_outer_stride);
 }
 
-// More than two batch dimensions are left: both operands are packed, batch after batch, which leaves it to d, c and bias.
+bool is_shared(const Problem& p, const Matrix& x) {  // by all products of the batch
+  return std::all_of(x.batch_stride, x.batch_stride + p.batch_dims, [](int64_t stride) { return stride == 0; });
+}
+
+// More than two batch dimensions are left: operands that differ from product to product are packed, batch after batch,
+// which leaves it to d, c and bias.
 void force_packed_strides(Problem& p) {
-  for (int i = p.batch_dims - 1; i >= 0; --i) {
-    const int64_t follow = i == p.batch_dims - 1 ? 1 : p.a.batch_stride[i + 1] * p.batch[i + 1];
-    p.a.batch_stride[i] = p.b.batch_stride[i] = follow;  // any unit will do: only the ratios count
+  int64_t follow = 1;  // any unit will do: only the ratios count
+  const bool a_shared = is_shared(p, p.a), b_shared = is_shared(p, p.b);
+  for (int i = p.batch_dims - 1; i >= 0; follow *= p.batch[i--]) {
+    if (!a_shared) p.a.batch_stride[i] = follow;
+    if (!b_shared) p.b.batch_stride[i] = follow;
   }
 }
 
@@ -246,6 +261,9 @@ Status normalize(const Problem& problem, NormalProblem& normal) {
     normal.path = Path::kEmpty;
     return {};
   }
+  if (!p.d.data) return failure(Code::kInvalidArgument, "hopgemm: out has no memory; %" PRId64 " x %" PRId64 " elements are written", p.m, p.n);
+  if (p.k > 0 && p.alpha != 0.0f && (!p.a.data || !p.b.data))
+    return failure(Code::kInvalidArgument, "hopgemm: %s has no memory, and K is %" PRId64, p.a.data ? "b" : "a", p.k);
   if (p.k == 0 || p.alpha == 0.0f) {
     p.k = 0;
     p.a.data = p.b.data = nullptr;  // never read; their strides say nothing
@@ -290,10 +308,11 @@ Status normalize(const Problem& problem, NormalProblem& normal) {
     return failure(Code::kInvalidArgument, "hopgemm: a batch of %" PRId64 " products; at most %" PRId64 ". Split it",
                    std::max(normal.batch_inner, normal.batch_outer), kMaxExtent);
   if (p.k > 0) {
-    normal.a = make_operand(unpacked, unpacked.a, p.m, force_pack);
-    normal.b = make_operand(unpacked, transposed(unpacked.b), p.n, force_pack);
+    normal.a = make_operand(unpacked, unpacked.a, p.m, force_pack && !is_shared(unpacked, unpacked.a));
+    normal.b = make_operand(unpacked, transposed(unpacked.b), p.n, force_pack && !is_shared(unpacked, unpacked.b));
     if (force_pack) {  // the copies follow each other in the order of the merged batch
       for (NormalOperand* o : {&normal.a, &normal.b}) {
+        if (is_shared(unpacked, o == &normal.a ? unpacked.a : unpacked.b)) continue;
         o->batch_inner_stride = (o == &normal.a ? p.m : p.n) * o->mn_stride;
         o->batch_outer_stride = o->batch_inner_stride * normal.batch_inner;
       }

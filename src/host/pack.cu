@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(256) fill_kernel(const __grid_constant__ FillP
       return m * x.row_stride + n * x.col_stride + inner * x.batch_inner_stride + outer * x.batch_outer_stride;
     };
     float value = 0;
-    if (e.c.data) value = e.beta * element(e.c, p.half, index(e.c));
+    if (e.c.data) value = fmaf(e.beta, element(e.c, p.half, index(e.c)), 0.0f);
     if (e.bias.data) value += element(e.bias, p.half, index(e.bias));
     void* d = const_cast<void*>(e.d.data);
     if (e.d.dtype == DType::kF32) static_cast<float*>(d)[index(e.d)] = value;
@@ -103,6 +103,17 @@ Status pack(const NormalOperand& o, int64_t mn, int64_t k, void* destination, vo
     p.tiles *= p.batch[i];
   }
   return launch(pack_kernel, p, p.tiles, kPackTile * 8, stream, "pack_kernel");
+}
+
+Status load_pack_and_fill() {
+  cudaFuncAttributes attributes;
+  for (const void* kernel : {reinterpret_cast<const void*>(pack_kernel), reinterpret_cast<const void*>(fill_kernel)}) {
+    if (const cudaError_t e = cudaFuncGetAttributes(&attributes, kernel)) {
+      cudaGetLastError();
+      return cuda_failure(e, "cudaFuncGetAttributes");
+    }
+  }
+  return {};
 }
 
 Status fill(const NormalProblem& problem, void* stream) {

@@ -11,4 +11,7 @@ Status pack(const NormalOperand& operand, int64_t mn, int64_t k, void* destinati
 // d = beta * c + bias.
 Status fill(const NormalProblem& problem, void* stream);
 
+// Loads both kernels onto the current device.
+Status load_pack_and_fill();
+
 }  // namespace hopgemm

@@ -68,6 +68,7 @@ struct Events {
 }  // namespace
 
 Status measure_roof(double seconds, double& tflops) {
+  if (!(seconds > 0)) return failure(Code::kInvalidArgument, "hopgemm: seconds is %g; it must be above 0", seconds);
   auto check = [](cudaError_t e, const char* what) {
     if (e != cudaSuccess) cudaGetLastError();
     return e == cudaSuccess ? Status{} : cuda_failure(e, what);
@@ -85,6 +86,7 @@ Status measure_roof(double seconds, double& tflops) {
   while (elapsed_ms < seconds * 1e3) {
     cudaEventRecord(events.start);
     for (int i = 0; i < 4; ++i, done += flop) roof_kernel<<<sm_count, kThreads, kSmemBytes>>>(kStagesPerLaunch, nullptr);
+    HOPGEMM_TRY(check(cudaGetLastError(), "roof_kernel"));
     cudaEventRecord(events.stop);
     HOPGEMM_TRY(check(cudaEventSynchronize(events.stop), "roof_kernel"));
     float ms = 0;

@@ -63,8 +63,7 @@ Schedule default_schedule(const KernelConfig& c, const NormalProblem& p, int sm_
   return s;
 }
 
-Choice select(const NormalProblem& p, DType dtype, const DeviceFacts& facts, int sm_limit) {
-  const int sm_count = sm_limit > 0 ? std::min(sm_limit, facts.sm_count) : facts.sm_count;
+Choice select(const NormalProblem& p, DType dtype, const DeviceFacts& facts, int sm_count) {
   Choice best{};
   double best_cycles = INFINITY;
   for (int i = 0; i < kNumInstances; ++i) {
@@ -78,7 +77,7 @@ Choice select(const NormalProblem& p, DType dtype, const DeviceFacts& facts, int
   }
   if (!best.instance) return best;
   best.schedule = default_schedule(best.instance->config, p, sm_count);
-  std::snprintf(best.reason, sizeof best.reason, "cost model: %.0f cycles on %d SMs", best_cycles, sm_count);
+  std::snprintf(best.reason, sizeof best.reason, "cost model: %lld cycles on %d SMs", std::llround(best_cycles), sm_count);
   return best;
 }
 

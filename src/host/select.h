@@ -11,7 +11,7 @@ struct Choice {
   char reason[160];
 };
 
-Choice select(const NormalProblem& problem, DType dtype, const DeviceFacts& facts, int sm_limit);
+Choice select(const NormalProblem& problem, DType dtype, const DeviceFacts& facts, int sm_count);
 
 // The walk that suits a kernel on a problem; what select() gives and what a config named without a schedule gets.
 Schedule default_schedule(const KernelConfig& config, const NormalProblem& problem, int sm_count);

@@ -32,8 +32,10 @@ HOPGEMM_HOST_DEVICE constexpr TileGrid make_tile_grid(const Config& config, int6
                                                  int batch_outer) {
   const KernelConfig& k = config.kernel;
   const int m_blocks = ceil_div(m, k.tile_m * k.cluster_m), n_blocks = ceil_div(n, k.tile_n * k.cluster_n);
+  const int across = config.schedule.along_m ? n_blocks : m_blocks;
+  const int group = config.schedule.group < across ? config.schedule.group : across;  // so that group * length fits
   return {m_blocks, n_blocks, batch_inner, batch_outer, m_blocks * n_blocks * batch_inner * batch_outer,
-          config.schedule.group, config.schedule.k_period, config.schedule.along_m};
+          group, config.schedule.k_period, config.schedule.along_m};
 }
 
 // Strips run to and fro (a boustrophedon): the last tiles of one strip are next to the first of the following one.

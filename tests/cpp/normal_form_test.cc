@@ -57,7 +57,7 @@ void check_refused(const Problem& p, std::initializer_list<const char*> words) {
     if (!CHECK(std::strstr(s.message, word))) std::printf("  no '%s' in: %s\n", word, s.message);
 }
 
-// ---- what the kernel would touch ----------------------------------------------------------------------------
+// ---- what the kernel would touch --------------------------------------------------------------------------
 
 // The element that the tensor map of tensor_map.cc (or, before it, the pack kernel) gives the kernel.
 int64_t read(const NormalOperand& o, int64_t mn_size, int64_t mn, int64_t k, int64_t inner, int64_t outer) {
@@ -78,20 +78,25 @@ int64_t read(const NormalOperand& o, int64_t mn_size, int64_t mn, int64_t k, int
 }
 
 // What cuTensorMapEncodeTiled accepts: the base, and strides below 2^40 bytes, in units of 16 bytes.
-bool is_legal_map(const void* data, int64_t outer_stride, int64_t inner_batch, int64_t outer_batch, int64_t size) {
-  auto legal = [&](int64_t stride) { return stride > 0 && stride * size % 16 == 0 && stride * size < int64_t{1} << 40; };
-  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && legal(outer_stride) && (!inner_batch || legal(inner_batch)) &&
-         (!outer_batch || legal(outer_batch));
+bool is_legal_map(const void* data, int64_t outer_stride, int64_t inner_batch, int64_t outer_batch,
+                  int64_t size) {
+  auto legal = [&](int64_t stride) {
+    return stride > 0 && stride * size % 16 == 0 && stride * size < int64_t{1} << 40;
+  };
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && legal(outer_stride) &&
+         (!inner_batch || legal(inner_batch)) && (!outer_batch || legal(outer_batch));
 }
 bool is_legal_map(const NormalOperand& o) {
-  return is_legal_map(o.pack ? nullptr : o.data, o.major == Major::kK ? o.mn_stride : o.k_stride, o.batch_inner_stride,
-                      o.batch_outer_stride, 2);
+  return is_legal_map(o.pack ? nullptr : o.data, o.major == Major::kK ? o.mn_stride : o.k_stride,
+                      o.batch_inner_stride, o.batch_outer_stride, 2);
 }
 
 int64_t element(const EpilogueMatrix& x, int64_t m, int64_t n, int64_t inner, int64_t outer) {
   if (!x.data) return 0;
-  return address(x.data, m * x.row_stride + n * x.col_stride + inner * x.batch_inner_stride +
-                 outer * x.batch_outer_stride, x.dtype);
+  return address(
+      x.data,
+      m * x.row_stride + n * x.col_stride + inner * x.batch_inner_stride + outer * x.batch_outer_stride,
+      x.dtype);
 }
 
 // For each element of d: the addresses of c and bias, then of the factors of its sum.
@@ -104,7 +109,8 @@ Sums sums_of(const NormalProblem& q) {
       for (int64_t m = 0; m < q.m; ++m)
         for (int64_t n = 0; n < q.n; ++n) {
           auto& sum = sums[element(q.epilogue.d, m, n, inner, outer)];
-          sum.insert(sum.end(), {element(q.epilogue.c, m, n, inner, outer), element(q.epilogue.bias, m, n, inner, outer)});
+          sum.insert(sum.end(), {element(q.epilogue.c, m, n, inner, outer),
+                                 element(q.epilogue.bias, m, n, inner, outer)});
           for (int64_t k = 0; k < q.k; ++k) {
             const int64_t a = read(q.a, q.m, m, k, inner, outer), b = read(q.b, q.n, n, k, inner, outer);
             sum.insert(sum.end(), {q.swapped ? b : a, q.swapped ? a : b});
@@ -132,8 +138,10 @@ Sums sums_of(const Problem& p) {
         auto& sum = sums[where(p.d, m, n)];
         sum.push_back(p.c.data && p.beta != 0 ? where(p.c, m, n) : 0);
         const Bias& bias = p.bias;
-        sum.push_back(bias.data ? address(bias.data, n * bias.stride + index(bias.batch_stride), bias.dtype) : 0);
-        for (int64_t k = 0; summed && k < p.k; ++k) sum.insert(sum.end(), {where(p.a, m, k), where(p.b, k, n)});
+        sum.push_back(bias.data ? address(bias.data, n * bias.stride + index(bias.batch_stride), bias.dtype)
+                                : 0);
+        for (int64_t k = 0; summed && k < p.k; ++k)
+          sum.insert(sum.end(), {where(p.a, m, k), where(p.b, k, n)});
       }
   }
   return sums;
@@ -157,7 +165,7 @@ void check_same(const Problem& p, const NormalProblem& q) {
   CHECK(sums_of(p) == sums_of(q));
 }
 
-// ---- random problems ----------------------------------------------------------------------------------------
+// ---- random problems --------------------------------------------------------------------------------------
 
 class Random {
  public:
@@ -198,7 +206,11 @@ Matrix random_matrix(Random& r, const Problem& p, int64_t rows, int64_t cols, Pl
   sizes.insert(sizes.end(), {rows, cols});
   const int64_t unit = r.one_in(3) ? 1 : 16 / size_of(dtype);
   const auto s = r.strides(sizes, p.batch_dims + static_cast<int>(r.below(2)), unit, place != kD);
-  Matrix x{at(place, r.one_in(6) ? size_of(dtype) * r.below(16) : 16 * r.below(3)), dtype, s[p.batch_dims], s[p.batch_dims + 1], {}};
+  Matrix x{at(place, r.one_in(6) ? size_of(dtype) * r.below(16) : 16 * r.below(3)),
+           dtype,
+           s[p.batch_dims],
+           s[p.batch_dims + 1],
+           {}};
   std::copy_n(s.begin(), p.batch_dims, x.batch_stride);
   return x;
 }
@@ -207,7 +219,8 @@ Problem random_problem(Random& r) {
   Problem p;
   p.m = r.pick({1, 2, 3, 8, 16}), p.n = r.pick({1, 2, 3, 8, 16}), p.k = r.pick({0, 1, 2, 5, 8, 16});
   p.batch_dims = static_cast<int>(r.pick({0, 0, 1, 1, 2, 2, 3, 4, 6}));
-  for (int i = 0; i < p.batch_dims; ++i) p.batch[i] = p.batch_dims > 3 ? r.pick({1, 2}) : r.pick({1, 2, 3, 4});
+  for (int i = 0; i < p.batch_dims; ++i)
+    p.batch[i] = p.batch_dims > 3 ? r.pick({1, 2}) : r.pick({1, 2, 3, 4});
   const DType in = r.one_in(2) ? DType::kBF16 : DType::kF16;
   auto either = [&] { return r.one_in(2) ? DType::kF32 : in; };
   p.a = random_matrix(r, p, p.m, p.k, kA, in), p.b = random_matrix(r, p, p.k, p.n, kB, in);
@@ -229,12 +242,14 @@ void check_random(int count) {
     const Problem p = random_problem(r);
     NormalProblem q;
     if (const Status s = normalize(p, q); !s.ok()) {  // two rules of out are all that may be broken here
-      CHECK(std::strstr(s.message, "one of them must be 1") || std::strstr(s.message, "batch dimensions; at most 2"));
+      CHECK(std::strstr(s.message, "one of them must be 1") ||
+            std::strstr(s.message, "batch dimensions; at most 2"));
       continue;
     }
     const int failed = failures;
     check_same(p, q);
-    if (failures > failed) std::printf("  seed %d: m %ld, n %ld, k %ld, %d batch dimensions\n", seed, p.m, p.n, p.k, p.batch_dims);
+    if (failures > failed)
+      std::printf("  seed %d: m %ld, n %ld, k %ld, %d batch dimensions\n", seed, p.m, p.n, p.k, p.batch_dims);
     ++ran;
     fills += q.path == Path::kFill;
     packs += q.a.pack || q.b.pack;
@@ -249,7 +264,7 @@ void check_random(int count) {
   for (int path : {fills, folds, forced, outer}) CHECK(path > count / 60);
 }
 
-// ---- sizes no buffer of a test has --------------------------------------------------------------------------
+// ---- sizes no buffer of a test has ------------------------------------------------------------------------
 
 // Offsets past 2^31 elements and 2^32 bytes, at the far corner.
 void check_large() {

@@ -46,7 +46,7 @@ void refuse(const Problem& p, std::initializer_list<const char*> words, const ch
   check_status(make_plan(p, config, DeviceFacts{}, plan), Code::kInvalidArgument, words);
 }
 
-// ---- operands -----------------------------------------------------------------------------------------------
+// ---- operands ---------------------------------------------------------------------------------------------
 
 void check_layout(const Problem& p, const char* majors, bool pack_a, bool pack_b) {
   const Plan plan = plan_of(p);
@@ -113,13 +113,13 @@ void check_ones() {
   }
 }
 
-// ---- results ------------------------------------------------------------------------------------------------
+// ---- results ----------------------------------------------------------------------------------------------
 
 void check_store() {
   auto columns = [](const Problem& p) {
     NormalProblem q;
     CHECK(normalize(p, q).ok());
-    CHECK((plan_of(p).store == Store::kTma) == (q.epilogue.tma_columns > 0));
+    CHECK((plan_of(p).store == Store::kTma) == (q.epilogue.tma_columns >= 128 / size_of(p.d.dtype)));
     return q.epilogue.tma_columns;
   };
   Problem p = row_major(24, 40, 16);
@@ -186,9 +186,11 @@ void check_overlap() {
   q.d.row_stride = 24;
   auto slice = [&](int64_t column, int64_t row_stride) {
     Plan plan;
-    return make_plan(with_c(q, {at(4, column * 2), DType::kBF16, row_stride, 1, {}}), "", DeviceFacts{}, plan).ok();
+    return make_plan(with_c(q, {at(4, column * 2), DType::kBF16, row_stride, 1, {}}), "", DeviceFacts{}, plan)
+        .ok();
   };
-  CHECK(slice(8, 24) && slice(16, 24) && slice(-8, 24) && !slice(7, 24) && !slice(17, 24) && !slice(4, 24) && !slice(8, 16));
+  CHECK(slice(8, 24) && slice(16, 24) && slice(-8, 24) && !slice(7, 24) && !slice(17, 24) && !slice(4, 24) &&
+        !slice(8, 16));
   q.batch_dims = 1, q.batch[0] = 4;  // the same, of a batch
   q.a.batch_stride[0] = 128, q.d.batch_stride[0] = 16 * 24;
   Matrix c{at(4, 16), DType::kBF16, 24, 1, {16 * 24}};
@@ -243,10 +245,11 @@ void check_refusals() {
   DeviceFacts a100;
   a100.major = 8;
   Plan plan;
-  check_status(make_plan(row_major(8, 8, 8), "", a100, plan), Code::kUnsupportedDevice, {"8.0", "9.0", "fallback"});
+  check_status(make_plan(row_major(8, 8, 8), "", a100, plan), Code::kUnsupportedDevice,
+               {"8.0", "9.0", "fallback"});
 }
 
-// ---- configs ------------------------------------------------------------------------------------------------
+// ---- configs ----------------------------------------------------------------------------------------------
 
 void check_names() {
   const CachePolicy policies[] = {CachePolicy::kNormal, CachePolicy::kEvictFirst, CachePolicy::kEvictLast};
@@ -256,13 +259,15 @@ void check_names() {
         for (int k_period : {0, 1, 8})
           for (int max_ctas : {0, 128})
             for (CachePolicy policy : policies) {
-              const Schedule s{along_m, group, k_period, max_ctas, policy, policies[group % 3], policies[max_ctas % 3]};
+              const Schedule s{
+                  along_m, group, k_period, max_ctas, policy, policies[group % 3], policies[max_ctas % 3]};
               char name[kMaxConfigName], again[kMaxConfigName];
               format_config(kInstances[i], s, name);
               const Instance* instance = nullptr;
               Schedule t;
               CHECK(parse_config(name, instance, t) && instance == &kInstances[i]);
-              CHECK(t.along_m == along_m && t.group == group && t.k_period == k_period && t.max_ctas == max_ctas);
+              CHECK(t.along_m == along_m && t.group == group && t.k_period == k_period &&
+                    t.max_ctas == max_ctas);
               CHECK(t.a_policy == s.a_policy && t.b_policy == s.b_policy && t.d_policy == s.d_policy);
               format_config(*instance, t, again);
               CHECK(!std::strcmp(name, again));
@@ -270,16 +275,19 @@ void check_names() {
   }
   CHECK(!config_name(-1) && !config_name(kNumInstances));
   const std::string good = "bf16_kn_128x128x64_c1x1_s6_pingpong";
-  for (std::string suffix : {"+", "+x8", "+m", "+m0", "+m-1", "+m+8", "+m8x", "+m 8", "+m99999999999", "+k", "+ctas", "+ctas0", "+af+",
-                             "+cf", "+a", "+ax", "++m8", "x", "_", " "})
+  for (std::string suffix :
+       {"+",    "+x8", "+m", "+m0", "+m-1", "+m+8", "+m8x", "+m 8", "+m99999999999", "+k", "+ctas", "+ctas0",
+        "+af+", "+cf", "+a", "+ax", "++m8", "x",    "_",    " "})
     refuse(row_major(64, 64, 64), {"is unknown", "\"auto\""}, (good + suffix).c_str());
-  for (const std::string& name : {std::string("no"), good.substr(0, 20), good + std::string(500, '+'), good + std::string(4000, 'x')})
+  for (const std::string& name :
+       {std::string("no"), good.substr(0, 20), good + std::string(500, '+'), good + std::string(4000, 'x')})
     refuse(row_major(64, 64, 64), {"is unknown"}, name.c_str());
   refuse(row_major(64, 64, 64), {"does not fit", "bfloat16", "kn"}, "bf16_kk_128x128x64_c1x1_s6_pingpong");
   refuse(row_major(64, 64, 64), {"does not fit"}, "f16_kn_128x128x64_c1x1_s6_pingpong");
 }
 
 void check_grids() {
+  bool again = true;  // a plan's config, asked for by name, is itself
   for (int sms : {1, 2, 3, 7, 16, 66, 131, 132, 1000})
     for (int limit : {0, 1, 2, 5, 100})
       for (int64_t size : {1, 100, 1000, 8192}) {
@@ -292,11 +300,13 @@ void check_grids() {
         Schedule schedule;
         if (!CHECK(parse_config(plan.config, instance, schedule))) return;
         const KernelConfig& c = instance->config;
-        CHECK(plan.grid >= 1 && plan.grid <= (limit ? std::min(limit, sms) : sms) && plan.grid % cluster_size(c) == 0);
+        CHECK(plan.grid >= 1 && plan.grid <= (limit ? std::min(limit, sms) : sms) &&
+              plan.grid % cluster_size(c) == 0);
         CHECK(plan.tiles == (size + c.tile_m - 1) / c.tile_m * ((size + c.tile_n - 1) / c.tile_n));
         CHECK(plan.waves * plan.grid >= plan.tiles - 0.5 && plan.flops == 2.0 * size * size * 64);
-        CHECK(!std::strcmp(plan_of(p, plan.config, facts).config, plan.config));  // its name says it all
+        again &= !std::strcmp(plan_of(p, plan.config, facts).config, plan.config);
       }
+  CHECK(again);
   const char* cluster = "bf16_kn_128x128x64_c2x1_s6_pingpong";
   Problem p = row_major(64, 64, 64);
   p.sm_limit = 1;

@@ -66,6 +66,8 @@ def test_opcheck_other_operators():
     torch.library.opcheck(OPS._gemm.default, (a, b, out, None, 1.0, 1.0, torch.bfloat16))
     for x, y in ((a, b), (integers(2, 3, 4), b), (integers(2, 3, 4), integers(2, 4, 5))):
         torch.library.opcheck(OPS._mm.default, (x, y))
+        torch.library.opcheck(OPS._mm_bias.default, (x, y, integers(5)))
+        torch.library.opcheck(OPS._mm_out.default, (torch.matmul(x, y), x, y))
         torch.library.opcheck(OPS._mm_backward.default, (torch.matmul(x, y), x, y))
 
 

@@ -26,7 +26,14 @@ def package(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "file", ["torch_cpp_checks.py", "test_torch_matmul.py", "test_torch_autograd.py", "test_torch_compile.py"]
+    "file",
+    [
+        "torch_cpp_checks.py",
+        "test_torch_matmul.py",
+        "test_torch_shortcuts.py",
+        "test_torch_autograd.py",
+        "test_torch_compile.py",
+    ],
 )
 def test_on_the_cpp_operators(package, file):
     options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--rootdir", str(package)]

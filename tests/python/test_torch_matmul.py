@@ -359,8 +359,9 @@ def test_autocast_follows_torch_matmul():
             assert_same(matmul(a32, b32), torch.matmul(a32, b32))
             assert_same(matmul(a32, b32.to(dtype)), torch.matmul(a32, b32))
             assert_same(torch.ops.hopgemm.gemm(a32, b32), torch.matmul(a32, b32))
-            got = matmul(a32, b32, bias=integers(5, dtype=torch.float32), out_dtype=torch.float32)
-            assert got.dtype == torch.float32
+            bias = integers(5, dtype=torch.float32)
+            assert matmul(a32, b32, bias=bias, out_dtype=torch.float32).dtype == torch.float32
+            assert_same(matmul(a32, b32, bias=bias), torch.matmul(a32, b32) + bias.to(dtype))
             with torch.autocast("cpu", enabled=False), raises(TypeError, "a is float32"):
                 matmul(a32, b32)
             with raises(TypeError, "a is float64"):

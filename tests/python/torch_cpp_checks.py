@@ -78,6 +78,25 @@ def test_operator_messages():
             OPS.gemm(*args)
     with pytest.raises(ValueError, match=r"out is \(5, 3\), which is not the shape"):
         OPS.gemm_out(integers(5, 3), a, b)
+    for out in (integers(5, 3), integers(1, 3, 5), integers(15)):
+        with pytest.raises(ValueError, match=r"out is \(.*\), which is not the shape"):
+            OPS._mm_out(out, a, b)
+    with pytest.raises(ValueError, match="out has a dtype that no kernel takes"):
+        OPS._mm_out(torch.zeros(3, 5, dtype=torch.int32), a, b)
+    with pytest.raises(ValueError, match="the result overlaps an operand"):
+        OPS._mm_out(a, a, integers(4, 4))
+    with pytest.raises(ValueError, match=r"bias is \(4\); it needs one value for each of the 5 columns"):
+        OPS._mm_bias(a, b, integers(4))
+
+
+def test_operators_of_the_short_cuts():
+    a, b, bias, out = integers(2, 3, 8), integers(8, 5), integers(5), integers(2, 3, 5)
+    assert OPS._mm_out(out, a, b) is None
+    assert torch.equal(out, OPS.gemm(a, b))
+    assert torch.equal(OPS._mm_bias(a, b, bias), OPS.gemm(a, b, None, bias))
+    assert torch.equal(OPS._mm_bias(a, b, bias.float()), OPS.gemm(a, b, None, bias))
+    every_other = integers(2, 3, 10)[..., ::2]  # strides are the library's business
+    assert OPS._mm_out(every_other, a, b) is None and torch.equal(every_other, out)
 
 
 def test_mm_backward_takes_what_folds_and_refuses_the_rest():
@@ -111,6 +130,7 @@ def test_nothing_leaks():
         (lambda: matmul(a, b), 20000),
         (lambda: matmul(a, b, c=c, bias=bias, beta=1.0, out_dtype=torch.bfloat16, config="naive"), 20000),
         (lambda: matmul(a, b, out=c), 20000),
+        (lambda: matmul(a, b, bias=bias), 20000),
         (lambda: matmul(a[:, :7], b[:7]), 20000),
         (lambda: matmul(x, b).sum().backward(), 3000),
         (refused, 3000),

@@ -21,8 +21,8 @@ __device__ __forceinline__ void mbarrier_wait_parity(uint32_t barrier, uint32_t 
       ".reg .pred done;\n"
       "wait:\n"
       "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra.uni finish;\n"
-      "bra.uni wait;\n"
+      "@done bra finish;\n"
+      "bra wait;\n"
       "finish:\n"
       "}" ::"r"(barrier), "r"(parity) : "memory");
 }
