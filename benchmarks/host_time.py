@@ -54,7 +54,9 @@ def cases():
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", metavar="FILE")
     path = parser.parse_args().json
     records = []
@@ -64,9 +66,16 @@ def main():
             rounds = [(loop_us(theirs), loop_us(ours)) for _ in range(ROUNDS)]
         torch_us, hopgemm_us = map(statistics.median, zip(*rounds))
         records.append({"case": name, "torch_us": torch_us, "hopgemm_us": hopgemm_us})
-        print(f"{name:24s} torch {torch_us:6.1f}  hopgemm {hopgemm_us:6.1f}  difference {hopgemm_us - torch_us:+6.1f} us", flush=True)
+        print(
+            f"{name:24s} torch {torch_us:6.1f}  hopgemm {hopgemm_us:6.1f}  difference {hopgemm_us - torch_us:+6.1f} us",
+            flush=True,
+        )
     if path:
-        header = {"torch": torch.__version__, "gpu": torch.cuda.get_device_name(), "commit": hopgemm._core.commit}
+        header = {
+            "torch": torch.__version__,
+            "gpu": torch.cuda.get_device_name(),
+            "commit": hopgemm._core.commit,
+        }
         with open(path, "w") as file:
             json.dump({"header": header, "records": records}, file, indent=1)
 

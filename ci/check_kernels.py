@@ -88,7 +88,9 @@ def describe(function):
         if at in loop.body or (min(hgmma) < at < max(hgmma) and ".CTA" not in function.code[at])
     ]
     problems = [f"{name}: MEMBAR among HGMMA, at {at:#x}: {function.code[at]}" for at in inside]
-    problems += [f"{name}: no proxy fence before the bulk store at {at:#x}" for at in unfenced_stores(function)]
+    problems += [
+        f"{name}: no proxy fence before the bulk store at {at:#x}" for at in unfenced_stores(function)
+    ]
     return problems, {"main_loop": len(loop.body), "hgmma": len(loop.body.intersection(hgmma))}
 
 
@@ -144,7 +146,9 @@ def main():
     diff = difflib.unified_diff(old.splitlines(), new.splitlines(), "committed", "built", lineterm="", n=0)
     if old != new:
         problems += [*diff, f"{TABLE.name} differs. If that is meant: ci/wheel --record, and commit it."]
-    print("\n".join(problems) or f"{len(table)} matrix products as recorded; no stack, spill, serialized HGMMA")
+    print(
+        "\n".join(problems) or f"{len(table)} matrix products as recorded; no stack, spill, serialized HGMMA"
+    )
     return bool(problems)
 
 

@@ -80,7 +80,11 @@ def as_json(result: dict[str, Any]) -> dict[str, Any]:
         return {k: v for k, v in asdict(row).items() if k != "results"}
 
     emulated = result["emulated"]
-    return {**result, "rows": [plain(row) for row in result["rows"]], "emulated": emulated and plain(emulated)}
+    return {
+        **result,
+        "rows": [plain(row) for row in result["rows"]],
+        "emulated": emulated and plain(emulated),
+    }
 
 
 def render(result: dict[str, Any]) -> str:
@@ -124,7 +128,9 @@ def _emulated_row() -> Row:
         a, b = (random.integers(-2, 3, s).astype(np.float16) for s in ((m, k), (k, n)))
         found = emulate(a, b, sm_count=4, log=False)
         row.computed_by = f"hopgemm kernel {found.config}, {m} x {n} x {k} on 4 emulated SMs"
-        row.exact = bool(np.array_equal(found.product.astype(np.float32), a.astype(np.float32) @ b.astype(np.float32)))
+        row.exact = bool(
+            np.array_equal(found.product.astype(np.float32), a.astype(np.float32) @ b.astype(np.float32))
+        )
     except Exception as error:  # as in _row
         row.problem = f"{type(error).__name__}: {error}"
     return row

@@ -141,9 +141,13 @@ def emulate(
         if x is not None and not isinstance(x, np.ndarray):
             raise TypeError(f"hopgemm.emulate: {name} is a {type(x).__name__}; pass a NumPy array")
     if a.dtype != b.dtype:
-        raise TypeError(f"hopgemm.emulate: a is {a.dtype}, b is {b.dtype}; both need one dtype. Cast one of them")
+        raise TypeError(
+            f"hopgemm.emulate: a is {a.dtype}, b is {b.dtype}; both need one dtype. Cast one of them"
+        )
     if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
-        raise ValueError(f"hopgemm.emulate: a is {a.shape}, b is {b.shape}; (..., M, K), (..., K, N) are needed")
+        raise ValueError(
+            f"hopgemm.emulate: a is {a.shape}, b is {b.shape}; (..., M, K), (..., K, N) are needed"
+        )
     if sm_count < 1:
         raise ValueError(f"hopgemm.emulate: sm_count is {sm_count}; it must be 1 or more")
     batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
@@ -153,7 +157,9 @@ def emulate(
     product = np.empty((*batch, m, n), out_dtype or a.dtype)
     product.view(np.uint8)[...] = 0xFF  # NaN: what is not written shows
     events: list[Event] = []
-    call = _Emulation(m=m, n=n, k=k, batch_dims=len(batch), alpha=alpha, beta=beta, sm_count=sm_count, seed=seed)
+    call = _Emulation(
+        m=m, n=n, k=k, batch_dims=len(batch), alpha=alpha, beta=beta, sm_count=sm_count, seed=seed
+    )
     call.batch[: len(batch)] = batch
     call.a = _matrix("a", np.broadcast_to(a, (*batch, m, k)))
     call.b = _matrix("b", np.broadcast_to(b, (*batch, k, n)))
@@ -183,9 +189,13 @@ def emulate(
 
 def _matrix(name: str, x: Any) -> _Matrix:
     if x.dtype.name not in _DTYPES:
-        raise TypeError(f"hopgemm.emulate: {name} is {x.dtype}; supported: {', '.join(_DTYPES)} (of ml_dtypes)")
+        raise TypeError(
+            f"hopgemm.emulate: {name} is {x.dtype}; supported: {', '.join(_DTYPES)} (of ml_dtypes)"
+        )
     if any(stride % x.itemsize for stride in x.strides):
-        raise ValueError(f"hopgemm.emulate: {name} has strides of parts of elements: {x.strides} bytes. Copy it")
+        raise ValueError(
+            f"hopgemm.emulate: {name} has strides of parts of elements: {x.strides} bytes. Copy it"
+        )
     strides = [stride // x.itemsize for stride in x.strides]
     matrix = _Matrix(x.ctypes.data, _DTYPES[x.dtype.name], strides[-2], strides[-1])
     matrix.batch_stride[: len(strides) - 2] = strides[:-2]

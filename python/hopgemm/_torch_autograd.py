@@ -56,7 +56,9 @@ def product(
         if is_autocast_on():  # here, not below: gradients must get the dtypes from before the cast
             a, b, c, bias = autocast(a.device.type, a, b, c, bias)  # type: ignore[assignment]
         return _apply(raw_gemm, a, b, c, bias, alpha, beta, out_dtype, config, sm_limit, batch_invariant)
-    if not config and not sm_limit and not batch_invariant:  # each argument given costs up to 0.4 us of conversion
+    if (
+        not config and not sm_limit and not batch_invariant
+    ):  # each argument given costs up to 0.4 us of conversion
         return raw_gemm(a, b, c, bias, alpha, beta, out_dtype)
     return raw_gemm(a, b, c, bias, alpha, beta, out_dtype, config, sm_limit, batch_invariant)
 

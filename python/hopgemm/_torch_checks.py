@@ -31,7 +31,9 @@ def check_types(a: Any, b: Any, c: Any, bias: Any, alpha: Any, beta: Any) -> Non
         )
     for name, t in (("c", c), ("bias", bias)):
         if t is not None and not isinstance(t, torch.Tensor):
-            raise TypeError(f"hopgemm.matmul: {name} is a {type(t).__name__}; it must be a torch.Tensor or None")
+            raise TypeError(
+                f"hopgemm.matmul: {name} is a {type(t).__name__}; it must be a torch.Tensor or None"
+            )
     for name, number in (("alpha", alpha), ("beta", beta)):
         if not isinstance(number, (int, float)):
             raise TypeError(
@@ -44,12 +46,16 @@ def check_types(a: Any, b: Any, c: Any, bias: Any, alpha: Any, beta: Any) -> Non
         raise ValueError(f"hopgemm.matmul: bias is {describe(bias)}; it must have one dimension, of N values")
 
 
-def check_vectors(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, bias: torch.Tensor | None) -> None:
+def check_vectors(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, bias: torch.Tensor | None
+) -> None:
     """ValueError for what does not go with 1-D operands, in the shapes that the caller knows."""
     if a.dim() and b.dim() and a.shape[-1] != b.shape[max(b.dim() - 2, 0)]:
         raise ValueError(f"hopgemm.matmul: {_pair('a', a, 'b', b)}; the dimensions of the sum differ")
     if b.dim() == 1 and bias is not None:
-        raise ValueError(f"hopgemm.matmul: b is {describe(b)}, so the result has no columns for a bias; add it as c")
+        raise ValueError(
+            f"hopgemm.matmul: b is {describe(b)}, so the result has no columns for a bias; add it as c"
+        )
     result_dims = max(a.dim(), b.dim(), 2) - (a.dim() == 1) - (b.dim() == 1)
     if c is not None and c.dim() > result_dims:
         raise ValueError(f"hopgemm.matmul: c is {describe(c)}; the result has {result_dims} dimensions")
@@ -58,7 +64,9 @@ def check_vectors(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, bias
 def check_config(config: Any) -> str:
     """TypeError unless this is a name."""
     if not isinstance(config, str):
-        raise TypeError(f"hopgemm.matmul: config is a {type(config).__name__}; it must be a name (str) or None")
+        raise TypeError(
+            f"hopgemm.matmul: config is a {type(config).__name__}; it must be a name (str) or None"
+        )
     return config
 
 
@@ -99,7 +107,9 @@ def check_tensors(
         if t is None:
             continue
         if t.layout != torch.strided:
-            raise TypeError(f"hopgemm.matmul: {name} has layout {t.layout}; dense tensors are needed: use .to_dense()")
+            raise TypeError(
+                f"hopgemm.matmul: {name} has layout {t.layout}; dense tensors are needed: use .to_dense()"
+            )
         if t.device != a.device:
             pair = _pair("a", a, name, t)
             raise TypeError(f"hopgemm.matmul: {pair}; all must be on one device. Move one with .to()")
@@ -114,7 +124,9 @@ def _result_shape(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, bias: torch.Tensor | None
 ) -> tuple[int, ...]:
     if a.dim() < 2 or b.dim() < 2:
-        raise ValueError(f"hopgemm.matmul: {_pair('a', a, 'b', b)}; a 0-d tensor is no matrix: multiply with * instead")
+        raise ValueError(
+            f"hopgemm.matmul: {_pair('a', a, 'b', b)}; a 0-d tensor is no matrix: multiply with * instead"
+        )
     if a.shape[-1] != b.shape[-2]:
         raise ValueError(
             f"hopgemm.matmul: {_pair('a', a, 'b', b)}; the last dimension of a must equal the last but one of b. "
@@ -122,10 +134,14 @@ def _result_shape(
         )
     batch = _broadcast(a.shape[:-2], b.shape[:-2])
     if batch is None or len(batch) > 6:
-        raise ValueError(f"hopgemm.matmul: {_pair('a', a, 'b', b)}; the batch dimensions must broadcast, to at most 6")
+        raise ValueError(
+            f"hopgemm.matmul: {_pair('a', a, 'b', b)}; the batch dimensions must broadcast, to at most 6"
+        )
     shape = (*batch, a.shape[-2], b.shape[-1])
     if c is not None and _broadcast(shape, c.shape) != shape:
-        raise ValueError(f"hopgemm.matmul: c is {describe(c)}; it must broadcast to the result, {tuple(shape)}")
+        raise ValueError(
+            f"hopgemm.matmul: c is {describe(c)}; it must broadcast to the result, {tuple(shape)}"
+        )
     if bias is not None:
         rows = (*batch, b.shape[-1])
         if bias.dim() < 1 or bias.shape[-1] != b.shape[-1] or _broadcast(rows, bias.shape) != rows:
@@ -181,7 +197,10 @@ def check_out(
 def is_same_view(x: torch.Tensor, y: torch.Tensor) -> bool:
     """Are these the same elements, in the same order?"""
     return x is y or (
-        x.data_ptr() == y.data_ptr() and x.shape == y.shape and x.stride() == y.stride() and x.dtype == y.dtype
+        x.data_ptr() == y.data_ptr()
+        and x.shape == y.shape
+        and x.stride() == y.stride()
+        and x.dtype == y.dtype
     )
 
 

@@ -95,7 +95,9 @@ def _register_autocast(name: str, tensors: int, device: str, key: str) -> None:
     op = getattr(torch.ops.hopgemm, name).default
 
     def kernel(*args: Any) -> Any:
-        cast = autocast(device, *args[:tensors])  # before the guard: a key that is excluded counts as switched off
+        cast = autocast(
+            device, *args[:tensors]
+        )  # before the guard: a key that is excluded counts as switched off
         with torch._C._ExcludeDispatchKeyGuard(excluded):
             return op(*cast, *args[tensors:])
 

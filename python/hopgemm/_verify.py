@@ -69,7 +69,9 @@ def run_mutants(source: Path, seeds: int) -> list[dict[str, Any]]:
     """
     program = _mutants_program(source).resolve()
     if not program.exists():
-        raise ValueError(f"hopgemm.verify: {program} does not exist. Run ci/cpp in a source checkout, and name that")
+        raise ValueError(
+            f"hopgemm.verify: {program} does not exist. Run ci/cpp in a source checkout, and name that"
+        )
     done = subprocess.run([program, str(seeds)], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(done.stdout + done.stderr)
@@ -161,7 +163,9 @@ def _operand(random: Any, dtype: str, shape: tuple[int, ...], transposed: bool) 
     *batch, rows, cols = shape
     if transposed:
         rows, cols = cols, rows
-    padded = np.zeros((*batch, rows, -(-cols // 8) * 8), ml_dtypes.bfloat16 if dtype == "bf16" else np.float16)
+    padded = np.zeros(
+        (*batch, rows, -(-cols // 8) * 8), ml_dtypes.bfloat16 if dtype == "bf16" else np.float16
+    )
     x = padded[..., :cols]
     x[...] = random.integers(-2, 3, x.shape)
     return x.swapaxes(-1, -2) if transposed else x

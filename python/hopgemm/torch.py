@@ -111,7 +111,12 @@ def matmul(
                         return _raw_mm(a, b)
                     if type(bias) in _PLAIN and bias.dim() == 1 and not (grad and bias.requires_grad):
                         return _raw_mm_bias(a, b, bias)
-                elif bias is None and type(out) in _PLAIN and out.is_contiguous() and not (grad and out.requires_grad):
+                elif (
+                    bias is None
+                    and type(out) in _PLAIN
+                    and out.is_contiguous()
+                    and not (grad and out.requires_grad)
+                ):
                     _increment_version(out)
                     _raw_mm_out(out, a, b)
                     return out
@@ -191,11 +196,15 @@ def _matmul_into(d: torch.Tensor, use_torch: Any, args: tuple[Any, ...], options
             raise
 
 
-def _check_out(out: Any, out_dtype: torch.dtype | None, a: torch.Tensor, b: torch.Tensor, c: Any, bias: Any) -> None:
+def _check_out(
+    out: Any, out_dtype: torch.dtype | None, a: torch.Tensor, b: torch.Tensor, c: Any, bias: Any
+) -> None:
     if not isinstance(out, torch.Tensor):
         raise TypeError(f"hopgemm.matmul: out is a {type(out).__name__}; it must be a torch.Tensor or None")
     if out_dtype is not None and out_dtype != out.dtype:
-        raise TypeError(f"hopgemm.matmul: out is {out.dtype} but out_dtype is {out_dtype}; leave out_dtype away")
+        raise TypeError(
+            f"hopgemm.matmul: out is {out.dtype} but out_dtype is {out_dtype}; leave out_dtype away"
+        )
     if _is_grad_enabled() and (
         out.requires_grad
         or a.requires_grad

@@ -1,5 +1,5 @@
-// The little of the CUDA runtime that the Python module needs, from the copy inside libhopgemm.so: a second static runtime
-// in _core would be a second state.
+// The little of the CUDA runtime that the Python module needs, from the copy inside libhopgemm.so: a second
+// static runtime in _core would be a second state.
 #pragma once
 #include "api/gemm.h"
 

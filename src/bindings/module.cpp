@@ -1,4 +1,5 @@
-// hopgemm._core: the C++ surface in Python. Thin: fill a Problem, call gemm.h, turn a Status into an exception.
+// hopgemm._core: the C++ surface in Python. Thin: fill a Problem, call gemm.h, turn a Status into an
+// exception.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -32,7 +33,8 @@ void check(const hopgemm::Status& s) {
   throw std::runtime_error(s.message);
 }
 
-// ---- plan -----------------------------------------------------------------------------------------------------------
+// ---- plan
+// -----------------------------------------------------------------------------------------------------------
 
 DType dtype_of(const std::string& name) {
   for (DType t : {DType::kF16, DType::kBF16, DType::kF32})
@@ -40,15 +42,18 @@ DType dtype_of(const std::string& name) {
   throw nb::value_error(("hopgemm: dtype '" + name + "' is unknown; bfloat16, float16 or float32").c_str());
 }
 
-// A stand-in address with the given alignment, far from all others: planning looks at nothing else of a pointer.
+// A stand-in address with the given alignment, far from all others: planning looks at nothing else of a
+// pointer.
 const void* address(int index, int64_t alignment) {
   return reinterpret_cast<const void*>((uintptr_t(index) << 46) + static_cast<uintptr_t>(alignment));
 }
 
-Matrix matrix(const void* data, DType dtype, const std::vector<int64_t>& strides, size_t batch_dims, const char* name) {
+Matrix matrix(const void* data, DType dtype, const std::vector<int64_t>& strides, size_t batch_dims,
+              const char* name) {
   if (strides.size() != batch_dims + 2)
-    throw nb::value_error((std::string("hopgemm: ") + name + " needs " + std::to_string(batch_dims + 2) + " strides, has " +
-                           std::to_string(strides.size())).c_str());
+    throw nb::value_error((std::string("hopgemm: ") + name + " needs " + std::to_string(batch_dims + 2) +
+                           " strides, has " + std::to_string(strides.size()))
+                              .c_str());
   Matrix m{data, dtype, strides[batch_dims], strides[batch_dims + 1], {}};
   for (size_t i = 0; i < batch_dims; ++i) m.batch_stride[i] = strides[i];
   return m;
@@ -84,12 +89,16 @@ void replace_facts(hopgemm::DeviceFacts& f, const nb::dict& facts) {
   }
 }
 
-nb::dict plan(const std::string& dtype, const std::string& out_dtype, int64_t m, int64_t n, int64_t k, const std::vector<int64_t>& batch,
-              const std::vector<int64_t>& a_strides, const std::vector<int64_t>& b_strides, const std::vector<int64_t>& d_strides,
-              std::tuple<int64_t, int64_t, int64_t> alignment, float beta, bool c, bool bias, float alpha, const std::string& config,
-              std::optional<int> device, const nb::dict& facts, int sm_limit, bool batch_invariant) {
+nb::dict plan(const std::string& dtype, const std::string& out_dtype, int64_t m, int64_t n, int64_t k,
+              const std::vector<int64_t>& batch, const std::vector<int64_t>& a_strides,
+              const std::vector<int64_t>& b_strides, const std::vector<int64_t>& d_strides,
+              std::tuple<int64_t, int64_t, int64_t> alignment, float beta, bool c, bool bias, float alpha,
+              const std::string& config, std::optional<int> device, const nb::dict& facts, int sm_limit,
+              bool batch_invariant) {
   if (batch.size() > hopgemm::kMaxBatchDims)
-    throw nb::value_error(("hopgemm: " + std::to_string(batch.size()) + " batch dimensions; at most " + std::to_string(hopgemm::kMaxBatchDims)).c_str());
+    throw nb::value_error(("hopgemm: " + std::to_string(batch.size()) + " batch dimensions; at most " +
+                           std::to_string(hopgemm::kMaxBatchDims))
+                              .c_str());
   Problem p;
   p.m = m, p.n = n, p.k = k;
   p.batch_dims = static_cast<int>(batch.size());
@@ -125,57 +134,77 @@ nb::dict plan(const std::string& dtype, const std::string& out_dtype, int64_t m,
   return d;
 }
 
-// ---- gemm on any CUDA array -----------------------------------------------------------------------------------------
+// ---- gemm on any CUDA array
+// -----------------------------------------------------------------------------------------
 
 using Array = nb::ndarray<nb::device::cuda>;
 
 DType dtype_of(const Array& x, const char* name) {
   const nb::dlpack::dtype t = x.dtype();
-  if (t.lanes == 1 && t.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Float) && t.bits == 16) return DType::kF16;
-  if (t.lanes == 1 && t.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat) && t.bits == 16) return DType::kBF16;
-  if (t.lanes == 1 && t.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Float) && t.bits == 32) return DType::kF32;
-  throw nb::type_error((std::string("hopgemm.gemm: the dtype of ") + name + " is none of bfloat16, float16, float32").c_str());
+  if (t.lanes == 1 && t.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Float) && t.bits == 16)
+    return DType::kF16;
+  if (t.lanes == 1 && t.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat) && t.bits == 16)
+    return DType::kBF16;
+  if (t.lanes == 1 && t.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Float) && t.bits == 32)
+    return DType::kF32;
+  throw nb::type_error(
+      (std::string("hopgemm.gemm: the dtype of ") + name + " is none of bfloat16, float16, float32").c_str());
 }
 
 // (batch..., rows, cols) as it lies; batch dimensions are equal or 1 (or absent), as NumPy broadcasts.
 Matrix matrix(const Array& x, const char* name, int64_t rows, int64_t cols, const Problem& p) {
   const int dims = static_cast<int>(x.ndim()), own_batch = dims - 2;
-  if (dims < 2 || own_batch > p.batch_dims || static_cast<int64_t>(x.shape(dims - 2)) != rows || static_cast<int64_t>(x.shape(dims - 1)) != cols)
-    throw nb::value_error((std::string("hopgemm.gemm: ") + name + " must be (..., " + std::to_string(rows) + ", " + std::to_string(cols) + ")").c_str());
+  if (dims < 2 || own_batch > p.batch_dims || static_cast<int64_t>(x.shape(dims - 2)) != rows ||
+      static_cast<int64_t>(x.shape(dims - 1)) != cols)
+    throw nb::value_error((std::string("hopgemm.gemm: ") + name + " must be (..., " + std::to_string(rows) +
+                           ", " + std::to_string(cols) + ")")
+                              .c_str());
   Matrix m{x.data(), dtype_of(x, name), x.stride(dims - 2), x.stride(dims - 1), {}};
   for (int i = 0; i < own_batch; ++i) {
     const int dim = p.batch_dims - own_batch + i;
     const int64_t size = static_cast<int64_t>(x.shape(i));
     if (size != p.batch[dim] && size != 1)
-      throw nb::value_error((std::string("hopgemm.gemm: batch dimension ") + std::to_string(i) + " of " + name + " is " +
-                             std::to_string(size) + ", of out " + std::to_string(p.batch[dim])).c_str());
+      throw nb::value_error((std::string("hopgemm.gemm: batch dimension ") + std::to_string(i) + " of " +
+                             name + " is " + std::to_string(size) + ", of out " +
+                             std::to_string(p.batch[dim]))
+                                .c_str());
     m.batch_stride[dim] = size == 1 ? 0 : x.stride(i);
   }
   return m;
 }
 
-void gemm(const Array& a, const Array& b, const Array& out, const std::optional<Array>& c, const std::optional<Array>& bias, float alpha,
-          float beta, const std::string& config, int sm_limit, bool batch_invariant, const std::optional<Array>& workspace, uintptr_t stream) {
+void gemm(const Array& a, const Array& b, const Array& out, const std::optional<Array>& c,
+          const std::optional<Array>& bias, float alpha, float beta, const std::string& config, int sm_limit,
+          bool batch_invariant, const std::optional<Array>& workspace, uintptr_t stream) {
   for (const auto& [x, name] : {std::pair<const Array*, const char*>{&a, "a"}, {&b, "b"}, {&out, "out"}}) {
     if (x->ndim() < 2 || x->ndim() > 2 + hopgemm::kMaxBatchDims)
-      throw nb::value_error((std::string("hopgemm.gemm: ") + name + " has " + std::to_string(x->ndim()) + " dimensions; 2 to 8 are taken").c_str());
-    if (x->device_id() != out.device_id()) throw nb::value_error((std::string("hopgemm.gemm: ") + name + " and out are on different GPUs").c_str());
+      throw nb::value_error((std::string("hopgemm.gemm: ") + name + " has " + std::to_string(x->ndim()) +
+                             " dimensions; 2 to 8 are taken")
+                                .c_str());
+    if (x->device_id() != out.device_id())
+      throw nb::value_error(
+          (std::string("hopgemm.gemm: ") + name + " and out are on different GPUs").c_str());
   }
   Problem p;
   p.batch_dims = static_cast<int>(out.ndim()) - 2;
   for (int i = 0; i < p.batch_dims; ++i) p.batch[i] = static_cast<int64_t>(out.shape(i));
-  p.m = static_cast<int64_t>(out.shape(p.batch_dims)), p.n = static_cast<int64_t>(out.shape(p.batch_dims + 1));
+  p.m = static_cast<int64_t>(out.shape(p.batch_dims)),
+  p.n = static_cast<int64_t>(out.shape(p.batch_dims + 1));
   p.k = static_cast<int64_t>(a.shape(a.ndim() - 1));
   p.a = matrix(a, "a", p.m, p.k, p), p.b = matrix(b, "b", p.k, p.n, p), p.d = matrix(out, "out", p.m, p.n, p);
-  if (beta != 0.0f && !c) throw nb::value_error("hopgemm.gemm: beta is not 0, and there is no c. Pass c, or beta=0");
-  const std::pair<const std::optional<Array>*, const char*> others[] = {{&c, "c"}, {&bias, "bias"}, {&workspace, "workspace"}};
+  if (beta != 0.0f && !c)
+    throw nb::value_error("hopgemm.gemm: beta is not 0, and there is no c. Pass c, or beta=0");
+  const std::pair<const std::optional<Array>*, const char*> others[] = {
+      {&c, "c"}, {&bias, "bias"}, {&workspace, "workspace"}};
   for (const auto& [x, name] : others)
     if (*x && (*x)->device_id() != out.device_id())
-      throw nb::value_error((std::string("hopgemm.gemm: ") + name + " and out are on different GPUs").c_str());
+      throw nb::value_error(
+          (std::string("hopgemm.gemm: ") + name + " and out are on different GPUs").c_str());
   if (c) p.c = matrix(*c, "c", p.m, p.n, p);
   if (bias) {
     if (bias->ndim() != 1 || static_cast<int64_t>(bias->shape(0)) != p.n)
-      throw nb::value_error(("hopgemm.gemm: bias must have the shape (" + std::to_string(p.n) + ",)").c_str());
+      throw nb::value_error(
+          ("hopgemm.gemm: bias must have the shape (" + std::to_string(p.n) + ",)").c_str());
     p.bias = {bias->data(), dtype_of(*bias, "bias"), bias->stride(0), {}};
   }
   p.alpha = alpha, p.beta = beta, p.sm_limit = sm_limit, p.batch_invariant = batch_invariant;
@@ -185,8 +214,10 @@ void gemm(const Array& a, const Array& b, const Array& out, const std::optional<
   check(hopgemm::make_plan(p, config.c_str(), f, q));
   const int64_t given = workspace ? static_cast<int64_t>(workspace->nbytes()) : 0;
   if (given < q.workspace_bytes)
-    throw nb::value_error(("hopgemm.gemm: these operands are copied before the product; pass a workspace of " +
-                           std::to_string(q.workspace_bytes) + " bytes, 16-byte aligned (given: " + std::to_string(given) + ")").c_str());
+    throw nb::value_error(
+        ("hopgemm.gemm: these operands are copied before the product; pass a workspace of " +
+         std::to_string(q.workspace_bytes) + " bytes, 16-byte aligned (given: " + std::to_string(given) + ")")
+            .c_str());
   nb::gil_scoped_release release;
   hopgemm::DeviceGuard guard(out.device_id());
   check(guard.status());
@@ -202,42 +233,61 @@ NB_MODULE(_core, m) {
   m.def("device_count", &hopgemm::device_count, "GPUs that are visible; 0 without a driver.");
   m.def("driver_version", &hopgemm::driver_version, "13000 for CUDA 13.0; 0 without a driver.");
   m.def("runtime_version", &hopgemm::runtime_version, "Version of the CUDA runtime inside.");
-  m.def("device_info", [](int device) {
-    hopgemm::DeviceFacts f;
-    check(hopgemm::device_facts(device, f));
-    return facts_dict(f);
-  }, "device"_a, "Facts of a GPU as a dict. Raises RuntimeError where there is none.");
-  m.def("configs", [] {
-    std::vector<std::string> names;
-    for (int i = 0; const char* name = hopgemm::config_name(i); ++i) names.push_back(name);
-    return names;
-  }, "Names of the compiled kernels.");
-  m.def("warmup", [](int device) {
-    hopgemm::DeviceFacts f;
-    check(hopgemm::device_facts(device, f));
-    nb::gil_scoped_release release;
-    hopgemm::DeviceGuard guard(device);
-    check(guard.status());
-    check(hopgemm::warmup());
-  }, "device"_a, "Loads every kernel onto a GPU.");
-  m.def("plan", &plan, "dtype"_a, "out_dtype"_a, "m"_a, "n"_a, "k"_a, "batch"_a, "a_strides"_a, "b_strides"_a, "d_strides"_a, nb::kw_only(),
-        "alignment"_a = std::make_tuple(256, 256, 256), "beta"_a = 0.0f, "c"_a = false, "bias"_a = false, "alpha"_a = 1.0f,
-        "config"_a = "", "device"_a = nb::none(), "facts"_a = nb::dict(), "sm_limit"_a = 0, "batch_invariant"_a = false,
+  m.def(
+      "device_info",
+      [](int device) {
+        hopgemm::DeviceFacts f;
+        check(hopgemm::device_facts(device, f));
+        return facts_dict(f);
+      },
+      "device"_a, "Facts of a GPU as a dict. Raises RuntimeError where there is none.");
+  m.def(
+      "configs",
+      [] {
+        std::vector<std::string> names;
+        for (int i = 0; const char* name = hopgemm::config_name(i); ++i) names.push_back(name);
+        return names;
+      },
+      "Names of the compiled kernels.");
+  m.def(
+      "warmup",
+      [](int device) {
+        hopgemm::DeviceFacts f;
+        check(hopgemm::device_facts(device, f));
+        nb::gil_scoped_release release;
+        hopgemm::DeviceGuard guard(device);
+        check(guard.status());
+        check(hopgemm::warmup());
+      },
+      "device"_a, "Loads every kernel onto a GPU.");
+  m.def("plan", &plan, "dtype"_a, "out_dtype"_a, "m"_a, "n"_a, "k"_a, "batch"_a, "a_strides"_a, "b_strides"_a,
+        "d_strides"_a, nb::kw_only(), "alignment"_a = std::make_tuple(256, 256, 256), "beta"_a = 0.0f,
+        "c"_a = false, "bias"_a = false, "alpha"_a = 1.0f, "config"_a = "", "device"_a = nb::none(),
+        "facts"_a = nb::dict(), "sm_limit"_a = 0, "batch_invariant"_a = false,
         "What would run, and why, as a dict. Strides are in elements: [*batch, row, col].");
-  m.def("gemm", &gemm, "a"_a, "b"_a, "out"_a, nb::kw_only(), "c"_a = nb::none(), "bias"_a = nb::none(), "alpha"_a = 1.0f, "beta"_a = 0.0f,
-        "config"_a = "", "sm_limit"_a = 0, "batch_invariant"_a = false, "workspace"_a = nb::none(), "stream"_a = 0,
-        "out = alpha * a @ b + beta * c + bias on any CUDA arrays that speak DLPack; `stream` is a CUDA stream's address.");
-  m.def("roof", [](int device, double seconds) {
-    nb::gil_scoped_release release;
-    hopgemm::DeviceGuard guard(device);
-    check(guard.status());
-    double tflops = 0;
-    check(hopgemm::measure_roof(seconds, tflops));
-    return tflops;
-  }, "device"_a, "seconds"_a = 1.0, "TFLOP/s of wgmma on random shared memory with no loads: the tensor-core roof. Waits.");
-  m.def("xla_handlers", [] {
-    nb::dict d;
-    d["hopgemm.matmul.v1"] = nb::capsule(reinterpret_cast<void*>(&hopgemm_xla_matmul));
-    return d;
-  }, "XLA FFI handlers by target name.");
+  m.def("gemm", &gemm, "a"_a, "b"_a, "out"_a, nb::kw_only(), "c"_a = nb::none(), "bias"_a = nb::none(),
+        "alpha"_a = 1.0f, "beta"_a = 0.0f, "config"_a = "", "sm_limit"_a = 0, "batch_invariant"_a = false,
+        "workspace"_a = nb::none(), "stream"_a = 0,
+        "out = alpha * a @ b + beta * c + bias on any CUDA arrays that speak DLPack; `stream` is a CUDA "
+        "stream's address.");
+  m.def(
+      "roof",
+      [](int device, double seconds) {
+        nb::gil_scoped_release release;
+        hopgemm::DeviceGuard guard(device);
+        check(guard.status());
+        double tflops = 0;
+        check(hopgemm::measure_roof(seconds, tflops));
+        return tflops;
+      },
+      "device"_a, "seconds"_a = 1.0,
+      "TFLOP/s of wgmma on random shared memory with no loads: the tensor-core roof. Waits.");
+  m.def(
+      "xla_handlers",
+      [] {
+        nb::dict d;
+        d["hopgemm.matmul.v1"] = nb::capsule(reinterpret_cast<void*>(&hopgemm_xla_matmul));
+        return d;
+      },
+      "XLA FFI handlers by target name.");
 }

@@ -1,6 +1,6 @@
-// libtorch's stable C ABI (torch 2.10 and later): the few functions that are called, declared here and found with
-// dlsym, so that nothing of torch is needed to build or to load this library. Owns the lifetimes of tensor handles and
-// the encodings of StableIValue; knows nothing of matrix products.
+// libtorch's stable C ABI (torch 2.10 and later): the few functions that are called, declared here and found
+// with dlsym, so that nothing of torch is needed to build or to load this library. Owns the lifetimes of
+// tensor handles and the encodings of StableIValue; knows nothing of matrix products.
 #pragma once
 #include <dlfcn.h>
 
@@ -51,7 +51,8 @@ inline Api load_api() {
   auto find = [&](auto& function, const char* name, bool required = true) {
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(lib, name));
     if (!function && required)
-      throw std::runtime_error(std::string("hopgemm: this torch has no ") + name + "; torch 2.10 or later is needed");
+      throw std::runtime_error(std::string("hopgemm: this torch has no ") + name +
+                               "; torch 2.10 or later is needed");
   };
   find(api.get_data_ptr, "aoti_torch_get_data_ptr");
   find(api.get_dim, "aoti_torch_get_dim");
@@ -140,7 +141,8 @@ inline Tensor empty(int64_t dim, const int64_t* sizes, int32_t dtype, const View
     elems *= sizes[i] > 1 ? sizes[i] : 1;
   }
   Handle out = nullptr;
-  check(api().empty_strided(dim, sizes, strides, dtype, like.device_type, like.device_index, &out), "allocation");
+  check(api().empty_strided(dim, sizes, strides, dtype, like.device_type, like.device_index, &out),
+        "allocation");
   return Tensor(out);
 }
 
@@ -174,7 +176,8 @@ class Text {
   void* handle_;
 };
 
-// An optional is 0, or the address of a heap box that holds the value's own encoding and belongs to the callee.
+// An optional is 0, or the address of a heap box that holds the value's own encoding and belongs to the
+// callee.
 template <class T> T take_or(Value value, T none) {
   if (!value) return none;
   Value* box = reinterpret_cast<Value*>(value);

@@ -1,6 +1,6 @@
-// torch.ops.hopgemm.*: turns tensors into a hopgemm::Problem and runs it on torch's stream, device and allocator.
-// Needs no header of torch or Python. Contracts that only Python can register (fake, autograd, vmap, autocast, the CPU)
-// are in python/hopgemm/_torch_*.py.
+// torch.ops.hopgemm.*: turns tensors into a hopgemm::Problem and runs it on torch's stream, device and
+// allocator. Needs no header of torch or Python. Contracts that only Python can register (fake, autograd,
+// vmap, autocast, the CPU) are in python/hopgemm/_torch_*.py.
 #include <algorithm>
 #include <cstdio>
 #include <exception>
@@ -16,7 +16,8 @@ using hopgemm::DType;
 using hopgemm::kMaxBatchDims;
 using hopgemm::Problem;
 
-#ifdef HOPGEMM_TORCH_ON_CPU  // the tests' build: the same operators on host memory, over tests/cpp/naive_gemm.cc
+#ifdef HOPGEMM_TORCH_ON_CPU  // the tests' build: the same operators on host memory, over
+                             // tests/cpp/naive_gemm.cc
 constexpr char kDispatchKey[] = "CPU";
 constexpr int32_t kDevice = kCpu;
 #else
@@ -44,7 +45,8 @@ struct ShapeText {  // "(2, 3)"
   explicit ShapeText(const View& v) {
     int at = std::snprintf(text, sizeof text, "(");
     for (int64_t i = 0; i < v.dim && at < 96; ++i)
-      at += std::snprintf(text + at, sizeof text - at, i ? ", %lld" : "%lld", static_cast<long long>(v.sizes[i]));
+      at += std::snprintf(text + at, sizeof text - at, i ? ", %lld" : "%lld",
+                          static_cast<long long>(v.sizes[i]));
     std::snprintf(text + at, sizeof text - at, ")");
   }
 };
@@ -74,8 +76,8 @@ struct Batch {
     int64_t own = v.dim - 2;
     if (own < 0) refuse("hopgemm.matmul: %s is %s; 2 or more dimensions are needed", name, ShapeText(v).text);
     if (own > kMaxBatchDims)
-      refuse("hopgemm.matmul: %s has %d batch dimensions; at most %d are supported: merge some with reshape", name,
-             static_cast<int>(own), kMaxBatchDims);
+      refuse("hopgemm.matmul: %s has %d batch dimensions; at most %d are supported: merge some with reshape",
+             name, static_cast<int>(own), kMaxBatchDims);
     if (own > dims) {  // right-aligned: make room on the left
       std::copy_backward(sizes, sizes + dims, sizes + own);
       std::fill(sizes, sizes + (own - dims), 1);
@@ -85,8 +87,8 @@ struct Batch {
       int64_t& size = sizes[dims - own + i];
       if (size == 1) size = v.sizes[i];
       else if (v.sizes[i] != 1 && v.sizes[i] != size)
-        refuse("hopgemm.matmul: %s is %s; its batch dimensions do not broadcast with the other operand's", name,
-               ShapeText(v).text);
+        refuse("hopgemm.matmul: %s is %s; its batch dimensions do not broadcast with the other operand's",
+               name, ShapeText(v).text);
     }
   }
 };
@@ -155,7 +157,8 @@ struct Normalized {
     if (b.sizes[b.dim - 2] != p.k)
       refuse("hopgemm.matmul: a is %s and b is %s; the last dimension of a must equal the last but one of b",
              ShapeText(a).text, ShapeText(b).text);
-    if (a.dtype != b.dtype || a.dtype == kFloat) refuse("hopgemm.matmul: a and b need one dtype, bfloat16 or float16");
+    if (a.dtype != b.dtype || a.dtype == kFloat)
+      refuse("hopgemm.matmul: a and b need one dtype, bfloat16 or float16");
     p.batch_dims = batch.dims;
     std::copy(batch.sizes, batch.sizes + batch.dims, p.batch);
     p.a = matrix(a, batch, p.m, p.k, "a");
@@ -199,7 +202,8 @@ class Device {
   void run(const Problem& problem, const char* config) const {
     hopgemm::Plan plan;
     check(hopgemm::make_plan(problem, config, facts_, plan));
-    Tensor workspace;  // the allocator reuses it in stream order, so it may go as soon as the work is enqueued
+    Tensor
+        workspace;  // the allocator reuses it in stream order, so it may go as soon as the work is enqueued
     void* data = nullptr;
     if (plan.workspace_bytes > 0) {
       workspace = empty(1, &plan.workspace_bytes, kByte, like_);
@@ -233,10 +237,11 @@ void check_out(const Normalized& call, const View& d) {
 constexpr char kGemmArgs[] =
     "(Tensor a, Tensor b, Tensor? c=None, Tensor? bias=None, float alpha=1.0, float beta=0.0, "
     "ScalarType? out_dtype=None, str config=\"\", int sm_limit=0, bool batch_invariant=False) -> Tensor";
-// A custom operator must not return an alias of an argument, and one tensor must not come in as `out` and as `c`:
-// so it returns nothing, and beta without c reads `out`.
+// A custom operator must not return an alias of an argument, and one tensor must not come in as `out` and as
+// `c`: so it returns nothing, and beta without c reads `out`.
 constexpr char kGemmOutArgs[] =
-    "(Tensor(a!) out, Tensor a, Tensor b, Tensor? c=None, Tensor? bias=None, float alpha=1.0, float beta=0.0, "
+    "(Tensor(a!) out, Tensor a, Tensor b, Tensor? c=None, Tensor? bias=None, float alpha=1.0, float "
+    "beta=0.0, "
     "str config=\"\", int sm_limit=0, bool batch_invariant=False) -> ()";
 
 void gemm(Value* s, uint64_t, uint64_t) {
@@ -269,7 +274,8 @@ void gemm_out(Value* s, uint64_t, uint64_t) {
   write(n, d, config.c_str());
 }
 
-// The arguments of most calls, (a, b) or (a, b, bias): every further one costs 0.1 us of conversion even at its default.
+// The arguments of most calls, (a, b) or (a, b, bias): every further one costs 0.1 us of conversion even at
+// its default.
 void mm(Value* s, uint64_t num_args, uint64_t) {
   Call call{take<Tensor>(s[0]), take<Tensor>(s[1]), {}, num_args > 2 ? take<Tensor>(s[2]) : Tensor()};
   Normalized n(call);
@@ -303,7 +309,8 @@ void fold_rows(View& v, int64_t sizes[2], int64_t strides[2], const char* name) 
 }
 
 // Both gradients of mm(a, b) in one call: the transposes are strides here, not tensors.
-// b is 2-D (then the rows of grad and a must fold into one matrix), or a and b have the same batch dimensions.
+// b is 2-D (then the rows of grad and a must fold into one matrix), or a and b have the same batch
+// dimensions.
 void mm_backward(Value* s, uint64_t, uint64_t) {
   Tensor grad = take<Tensor>(s[0]);
   Call call{take<Tensor>(s[1]), take<Tensor>(s[2]), {}, {}};
@@ -329,8 +336,8 @@ void mm_backward(Value* s, uint64_t, uint64_t) {
     refuse("hopgemm._mm_backward: the batch dimensions of grad, a and b differ");
   int64_t m = a.sizes[a.dim - 2], k = a.sizes[a.dim - 1], n = b.sizes[b.dim - 1];
   if (b.sizes[b.dim - 2] != k || g.sizes[g.dim - 2] != m || g.sizes[g.dim - 1] != n)
-    refuse("hopgemm._mm_backward: grad is %s, a %s, b %s: not of one product", ShapeText(g).text, ShapeText(a).text,
-           ShapeText(b).text);
+    refuse("hopgemm._mm_backward: grad is %s, a %s, b %s: not of one product", ShapeText(g).text,
+           ShapeText(a).text, ShapeText(b).text);
 
   Problem p;
   p.batch_dims = batch.dims;

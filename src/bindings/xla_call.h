@@ -1,7 +1,7 @@
 // One XLA FFI call frame as a Problem: what the CUDA handler and the tests' host handler have in common.
 //
-// Arguments: lhs, rhs, then c and bias as `epilogue` lists them. Results: d, then the workspace (u8) if the plan needs one.
-// All arrays are row-major.
+// Arguments: lhs, rhs, then c and bias as `epilogue` lists them. Results: d, then the workspace (u8) if the
+// plan needs one. All arrays are row-major.
 #pragma once
 #include <string_view>
 
@@ -46,7 +46,8 @@ inline Status read_call(std::string_view spec, std::string_view epilogue, const 
   if (Status s = group_labels(labels); !s.ok()) return s;
   const size_t want = 2 + size_t{labels.has_c} + size_t{labels.has_bias};
   if (args.size() != want || rets.size() < 1 || rets.size() > 2)
-    return invalid("hopgemm: %zu operands and %zu results, must be %zu and 1 or 2", args.size(), rets.size(), want);
+    return invalid("hopgemm: %zu operands and %zu results, must be %zu and 1 or 2", args.size(), rets.size(),
+                   want);
 
   Problem& p = call.problem;
   Dims dims[kOperands];

@@ -1,5 +1,6 @@
-// The XLA custom call "hopgemm.matmul.v1". Fills a Problem and enqueues it: never allocates, never synchronizes, keeps no
-// state, so that XLA may record the call in a command buffer, the first call of the process included.
+// The XLA custom call "hopgemm.matmul.v1". Fills a Problem and enqueues it: never allocates, never
+// synchronizes, keeps no state, so that XLA may record the call in a command buffer, the first call of the
+// process included.
 #include <cuda_runtime_api.h>
 
 #include <atomic>
@@ -35,10 +36,12 @@ ffi::Error matmul(cudaStream_t stream, int32_t device, std::string_view spec, st
   Call call;
   if (Status s = read_call(spec, epilogue, args, rets, call); !s.ok()) return error_of(s);
   Problem& p = call.problem;
-  p.alpha = alpha, p.beta = beta, p.sm_limit = static_cast<int>(sm_limit), p.batch_invariant = batch_invariant;
+  p.alpha = alpha, p.beta = beta, p.sm_limit = static_cast<int>(sm_limit),
+  p.batch_invariant = batch_invariant;
 
   if (sm_limit < 0 || sm_limit > INT32_MAX)
-    return error_of(invalid("hopgemm: sm_limit is %lld; it must be 0 (all SMs) or more", static_cast<long long>(sm_limit)));
+    return error_of(invalid("hopgemm: sm_limit is %lld; it must be 0 (all SMs) or more",
+                            static_cast<long long>(sm_limit)));
   const DeviceGuard guard(device);
   if (!guard.status().ok()) return error_of(guard.status());
   DeviceFacts facts;
@@ -49,7 +52,8 @@ ffi::Error matmul(cudaStream_t stream, int32_t device, std::string_view spec, st
     return error_of(invalid(
         "hopgemm: config '%s' needs %lld bytes of workspace and the program has %lld: it was lowered for "
         "another GPU or by another version. Trace and lower it again",
-        plan.config, static_cast<long long>(plan.workspace_bytes), static_cast<long long>(call.workspace_bytes)));
+        plan.config, static_cast<long long>(plan.workspace_bytes),
+        static_cast<long long>(call.workspace_bytes)));
   return error_of(gemm(p, plan, call.workspace, stream));
 }
 

@@ -1,8 +1,10 @@
-// From labels to a Problem: "ab,bc->ac" and row-major shapes become sizes and strides. Plain C++, shared by the CUDA handler
-// and the tests' host handler; python/hopgemm/_jax_labels.py mirrors it, and a test compares the two.
+// From labels to a Problem: "ab,bc->ac" and row-major shapes become sizes and strides. Plain C++, shared by
+// the CUDA handler and the tests' host handler; python/hopgemm/_jax_labels.py mirrors it, and a test compares
+// the two.
 //
-// One letter per dimension of lhs, rhs and result. Each of m, n, k is a run of adjacent labels in the same order wherever it
-// appears: one dimension to the kernel. Every other label is a batch dimension; an operand without it has stride 0 there.
+// One letter per dimension of lhs, rhs and result. Each of m, n, k is a run of adjacent labels in the same
+// order wherever it appears: one dimension to the kernel. Every other label is a batch dimension; an operand
+// without it has stride 0 there.
 #pragma once
 #include <algorithm>
 #include <cstdarg>
@@ -93,16 +95,18 @@ inline Status group_labels(Labels& labels) {
   };
   std::string &m = labels.m, &n = labels.n;
   while (!m.empty() && !(has_run(lhs, m) && has_run(out, m) && in_c(m))) m.erase(0, 1);
-  while (!n.empty() && !(has_run(rhs, n) && has_run(out, n) && in_c(n) && (!labels.has_bias || has_run(bias, n))))
+  while (!n.empty() &&
+         !(has_run(rhs, n) && has_run(out, n) && in_c(n) && (!labels.has_bias || has_run(bias, n))))
     n.erase(0, 1);
   for (char x : out)
     if (!has(m, x) && !has(n, x)) labels.batch += x;
   if (labels.k.empty() || !has_run(lhs, labels.k) || !has_run(rhs, labels.k))
-    return invalid("hopgemm: '%s,%s->%s' sums over '%s', which must be one run of adjacent dimensions in both operands",
-                   lhs.c_str(), rhs.c_str(), out.c_str(), labels.k.c_str());
+    return invalid(
+        "hopgemm: '%s,%s->%s' sums over '%s', which must be one run of adjacent dimensions in both operands",
+        lhs.c_str(), rhs.c_str(), out.c_str(), labels.k.c_str());
   if (labels.batch.size() > size_t{kMaxBatchDims})
-    return invalid("hopgemm: '%s,%s->%s' has %zu batch dimensions, at most %d are possible", lhs.c_str(), rhs.c_str(),
-                   out.c_str(), labels.batch.size(), kMaxBatchDims);
+    return invalid("hopgemm: '%s,%s->%s' has %zu batch dimensions, at most %d are possible", lhs.c_str(),
+                   rhs.c_str(), out.c_str(), labels.batch.size(), kMaxBatchDims);
   return {};
 }
 
@@ -114,14 +118,15 @@ inline int64_t stride_of(std::string_view run, std::string_view labels, Dims dim
   return stride;
 }
 
-// Sizes and strides of the whole problem; pointers, types, alpha and beta are the caller's. A result whose inner label is of
-// m is the transposed product: the operands change places.
+// Sizes and strides of the whole problem; pointers, types, alpha and beta are the caller's. A result whose
+// inner label is of m is the transposed product: the operands change places.
 inline Status fill_problem(Labels labels, const Dims (&dims)[kOperands], Problem& p) {
   int64_t size[256];
   std::fill(std::begin(size), std::end(size), -1);
   for (int i = 0; i < kOperands; ++i) {
     if (dims[i].size() != labels.of[i].size())
-      return invalid("hopgemm: an operand labelled '%s' has %zu dimensions", labels.of[i].c_str(), dims[i].size());
+      return invalid("hopgemm: an operand labelled '%s' has %zu dimensions", labels.of[i].c_str(),
+                     dims[i].size());
     for (size_t j = 0; j < dims[i].size(); ++j) {
       int64_t& known = size[static_cast<unsigned char>(labels.of[i][j])];
       if (known >= 0 && known != dims[i][j])
@@ -144,7 +149,8 @@ inline Status fill_problem(Labels labels, const Dims (&dims)[kOperands], Problem
   const std::string& out = labels.of[kOut];
   Operand a = kLhs, b = kRhs;
   if (!out.empty() && has(labels.m, out.back())) {
-    if (labels.has_bias) return invalid("hopgemm: a result '%s' with a bias must end in a label of rhs", out.c_str());
+    if (labels.has_bias)
+      return invalid("hopgemm: a result '%s' with a bias must end in a label of rhs", out.c_str());
     std::swap(a, b), std::swap(labels.m, labels.n);
   }
   p.m = product(labels.m), p.n = product(labels.n), p.k = product(labels.k);
@@ -157,7 +163,8 @@ inline Status fill_problem(Labels labels, const Dims (&dims)[kOperands], Problem
   if (labels.has_bias) {
     p.bias.stride = stride_of(labels.n, labels.of[kBias], dims[kBias]);
     for (int i = 0; i < p.batch_dims; ++i)
-      p.bias.batch_stride[i] = stride_of(std::string_view(labels.batch).substr(i, 1), labels.of[kBias], dims[kBias]);
+      p.bias.batch_stride[i] =
+          stride_of(std::string_view(labels.batch).substr(i, 1), labels.of[kBias], dims[kBias]);
   }
   return {};
 }

@@ -1,6 +1,7 @@
-// What a kernel is (KernelConfig, a template argument), how it walks (Schedule, a kernel parameter), and every number that
-// follows from the two. Kernel, host, emulator and tests call these functions; nobody recomputes one.
-// Not here: which config to take for a shape (host/select), which are compiled (instances.def).
+// What a kernel is (KernelConfig, a template argument), how it walks (Schedule, a kernel parameter), and
+// every number that follows from the two. Kernel, host, emulator and tests call these functions; nobody
+// recomputes one. Not here: which config to take for a shape (host/select), which are compiled
+// (instances.def).
 #pragma once
 #include <cstdint>
 
@@ -23,8 +24,8 @@ inline constexpr int kSwizzleBytes = 128;     // a row of the swizzle atom; 8 ro
 inline constexpr int kAtomBytes = 8 * kSwizzleBytes;
 inline constexpr int kChunkN = kSwizzleBytes / 2;  // an MN-major operand lies in chunks this wide
 inline constexpr int kStagingBytes = kMmaM * kSwizzleBytes;  // a piece of the result on its way out: 64 rows
-inline constexpr int kStagingSlots = 2;                      // per consumer: fill one while TMA reads the other
-inline constexpr int kMaxTmaBox = 256;                       // elements in one box dimension
+inline constexpr int kStagingSlots = 2;  // per consumer: fill one while TMA reads the other
+inline constexpr int kMaxTmaBox = 256;  // elements in one box dimension
 
 struct KernelConfig {
   DType dtype;
@@ -42,15 +43,16 @@ enum class CachePolicy : uint64_t {
   kEvictLast = 0x14F0000000000000,
 };
 
-// The walk over the tiles. Strips `group` cluster tiles wide run along the raster axis, to and fro; every `k_period` steps
-// of the walk the K direction turns (0: never), so that a superblock of group x k_period tiles meets in L2 what the last
-// one left there (docs/design.md, tile order).
+// The walk over the tiles. Strips `group` cluster tiles wide run along the raster axis, to and fro; every
+// `k_period` steps of the walk the K direction turns (0: never), so that a superblock of group x k_period
+// tiles meets in L2 what the last one left there (docs/design.md, tile order).
 struct Schedule {
   bool along_m = true;  // a strip is `group` tiles of N wide and walks along M; else the other way round
   int group = 8;
   int k_period = 0;
   int max_ctas = 0;  // 0: as many as the device holds
-  CachePolicy a_policy = CachePolicy::kNormal, b_policy = CachePolicy::kNormal, d_policy = CachePolicy::kNormal;
+  CachePolicy a_policy = CachePolicy::kNormal, b_policy = CachePolicy::kNormal,
+              d_policy = CachePolicy::kNormal;
 };
 
 struct Config {
@@ -66,7 +68,9 @@ constexpr bool operator==(const KernelConfig& x, const KernelConfig& y) {
 
 constexpr bool is_cooperative(const KernelConfig& c) { return c.arrangement == Arrangement::kCooperative; }
 constexpr int cluster_size(const KernelConfig& c) { return c.cluster_m * c.cluster_n; }
-constexpr int consumer_m(const KernelConfig& c) { return is_cooperative(c) ? c.tile_m / kNumConsumers : c.tile_m; }
+constexpr int consumer_m(const KernelConfig& c) {
+  return is_cooperative(c) ? c.tile_m / kNumConsumers : c.tile_m;
+}
 constexpr int mma_rows(const KernelConfig& c) { return consumer_m(c) / kMmaM; }  // wgmmas stacked along M
 
 // A wgmma is at most 256 wide and starts at a multiple of 64: 320 columns are issued as 192 + 128.
@@ -78,15 +82,16 @@ constexpr int b_stage_bytes(const KernelConfig& c) { return c.tile_n * kTileK * 
 // What a `full` barrier waits for: the whole stage, whichever CTA of the cluster sends it.
 constexpr int tx_bytes(const KernelConfig& c) { return a_stage_bytes(c) + b_stage_bytes(c); }
 
-// An `empty` barrier hears from each consumer of the tile in every CTA that this CTA's loads reach: its cluster row
-// (sharing A) and its cluster column (sharing B), itself counted once.
+// An `empty` barrier hears from each consumer of the tile in every CTA that this CTA's loads reach: its
+// cluster row (sharing A) and its cluster column (sharing B), itself counted once.
 constexpr int full_arrivals(const KernelConfig&) { return 1; }
 constexpr int empty_arrivals(const KernelConfig& c) {
   return (is_cooperative(c) ? kNumConsumers : 1) * (c.cluster_m + c.cluster_n - 1);
 }
 constexpr int turn_arrivals(const KernelConfig&) { return 1; }
 
-// Shared memory, in bytes from a 1024-byte aligned base: A stages, B stages, staging, barriers (in no TMA destination).
+// Shared memory, in bytes from a 1024-byte aligned base: A stages, B stages, staging, barriers (in no TMA
+// destination).
 constexpr int a_offset(const KernelConfig& c, int stage) { return stage * a_stage_bytes(c); }
 constexpr int b_offset(const KernelConfig& c, int stage) {
   return c.num_stages * a_stage_bytes(c) + stage * b_stage_bytes(c);
@@ -94,21 +99,27 @@ constexpr int b_offset(const KernelConfig& c, int stage) {
 constexpr int staging_offset(const KernelConfig& c, int consumer, int slot) {
   return b_offset(c, c.num_stages) + (consumer * kStagingSlots + slot) * kStagingBytes;
 }
-constexpr int barrier_offset(const KernelConfig& c, int index) { return staging_offset(c, kNumConsumers, 0) + index * 8; }
+constexpr int barrier_offset(const KernelConfig& c, int index) {
+  return staging_offset(c, kNumConsumers, 0) + index * 8;
+}
 constexpr int full_index(const KernelConfig&, int stage) { return stage; }
 constexpr int empty_index(const KernelConfig& c, int stage) { return c.num_stages + stage; }
 constexpr int turn_index(const KernelConfig& c, int consumer) { return 2 * c.num_stages + consumer; }
 constexpr int num_barriers(const KernelConfig& c) { return 2 * c.num_stages + kNumConsumers; }
 constexpr int smem_bytes(const KernelConfig& c) {
-  return barrier_offset(c, num_barriers(c)) + kAtomBytes;  // the base is aligned by hand: up to 1008 bytes are lost
+  return barrier_offset(c, num_barriers(c)) +
+         kAtomBytes;  // the base is aligned by hand: up to 1008 bytes are lost
 }
 
 // Registers per thread that setmaxnreg leaves each role. 65536 / 384 threads rounds down to 168 at launch, so
 // 128 * (producer + 2 * consumer) may not pass 384 * 168: a larger claim never returns.
 inline constexpr int kLaunchRegisters = 168;
 constexpr int accumulator_registers(const KernelConfig& c) { return mma_rows(c) * c.tile_n / 2; }
-// A cooperative consumer also holds the last tile's rounded result (epilogue.h), half as many registers again.
-constexpr int consumer_registers(const KernelConfig& c) { return is_cooperative(c) || accumulator_registers(c) > 128 ? 240 : 224; }
+// A cooperative consumer also holds the last tile's rounded result (epilogue.h), half as many registers
+// again.
+constexpr int consumer_registers(const KernelConfig& c) {
+  return is_cooperative(c) || accumulator_registers(c) > 128 ? 240 : 224;
+}
 constexpr int producer_registers(const KernelConfig& c) {
   return kNumThreads * kLaunchRegisters / kWarpgroup - kNumConsumers * consumer_registers(c);
 }

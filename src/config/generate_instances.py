@@ -70,7 +70,9 @@ def instances(path):
 
 def main(path, output, shards=None):
     if output == "--widths":
-        widths = {192 if n > 256 else n for _, n, *_ in shapes(path)} | {n - 192 for _, n, *_ in shapes(path) if n > 256}
+        widths = {192 if n > 256 else n for _, n, *_ in shapes(path)} | {
+            n - 192 for _, n, *_ in shapes(path) if n > 256
+        }
         print(*sorted(widths))
         return
     table = list(instances(path))
@@ -78,10 +80,14 @@ def main(path, output, shards=None):
     folder.mkdir(parents=True, exist_ok=True)
     heaviest_first = sorted(table, key=lambda row: (-row[2], row[0]))
     for i in range(count):
-        kernels = "".join(KERNEL.format(name=name, config=config) for name, config, _ in heaviest_first[i::count])
+        kernels = "".join(
+            KERNEL.format(name=name, config=config) for name, config, _ in heaviest_first[i::count]
+        )
         write(folder / f"instances_{i}.cu", SHARD.format(kernels=kernels))
     declarations = "".join(f"const void* address_of_{name}();\n" for name, *_ in table)
-    rows = "".join(f'    {{"{name}", {config}, &instances::address_of_{name}}},\n' for name, config, _ in table)
+    rows = "".join(
+        f'    {{"{name}", {config}, &instances::address_of_{name}}},\n' for name, config, _ in table
+    )
     write(folder / "instances.cc", TABLE.format(declarations=declarations, rows=rows, count=len(table)))
 
 

@@ -57,7 +57,8 @@ bool parse_config(const char* name, const Instance*& instance, Schedule& schedul
   const size_t length = plus ? plus - name : std::strlen(name);
   instance = nullptr;
   for (int i = 0; i < kNumInstances && !instance; ++i)
-    if (!std::strncmp(kInstances[i].name, name, length) && !kInstances[i].name[length]) instance = &kInstances[i];
+    if (!std::strncmp(kInstances[i].name, name, length) && !kInstances[i].name[length])
+      instance = &kInstances[i];
   if (!instance) return false;
   schedule = {};
   while (plus) {

@@ -1,6 +1,6 @@
-// Configs as text: `bf16_kk_128x256x64_c2x1_s4_coop` names a kernel, and what follows a `+` its schedule where that is not
-// the default: `+m8` strips of 8 along M (`n8`: along N), `+k8` K turns every 8 steps, `+ctas128`, and L2 policies: `+af`
-// A evict-first, `+al` evict-last, likewise `b` and `d`.
+// Configs as text: `bf16_kk_128x256x64_c2x1_s4_coop` names a kernel, and what follows a `+` its schedule
+// where that is not the default: `+m8` strips of 8 along M (`n8`: along N), `+k8` K turns every 8 steps,
+// `+ctas128`, and L2 policies: `+af` A evict-first, `+al` evict-last, likewise `b` and `d`.
 #pragma once
 #include "config/instances.h"
 

@@ -16,8 +16,8 @@ namespace {
 constexpr int kMaxDevices = 64;
 constexpr int kMinDriver = 13000;  // what a CUDA 13 runtime and its cubins ask for: driver 580
 
-// During a capture in global mode, CUDA refuses calls such as the loading of a module to every thread; for this thread
-// alone, and as long as this lives, they are allowed: they touch no stream.
+// During a capture in global mode, CUDA refuses calls such as the loading of a module to every thread; for
+// this thread alone, and as long as this lives, they are allowed: they touch no stream.
 class RelaxedCapture {
  public:
   RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
@@ -74,7 +74,8 @@ Status load(const Instance& instance, int& max_clusters) {
 }  // namespace
 
 Status cuda_failure(int error, const char* what) {
-  return failure(Code::kCudaError, "hopgemm: %s: %s (%s)", what, cudaGetErrorName(static_cast<cudaError_t>(error)),
+  return failure(Code::kCudaError, "hopgemm: %s: %s (%s)", what,
+                 cudaGetErrorName(static_cast<cudaError_t>(error)),
                  cudaGetErrorString(static_cast<cudaError_t>(error)));
 }
 
@@ -83,7 +84,8 @@ EncodeTiled encode_tiled() {
     void* p = nullptr;
     cudaDriverEntryPointQueryResult result{};
     // The ABI of this function dates from CUDA 12.0.
-    const cudaError_t e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &p, 12000, cudaEnableDefault, &result);
+    const cudaError_t e =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &p, 12000, cudaEnableDefault, &result);
     if (e != cudaSuccess || result != cudaDriverEntryPointSuccess) {
       cudaGetLastError();
       p = nullptr;
@@ -127,12 +129,16 @@ Status device_facts(int device, DeviceFacts& facts) {
   }
   const int driver = driver_version();
   if (driver == 0)
-    return failure(Code::kNoDevice, "hopgemm: no NVIDIA driver was found; the kernel needs driver 580 or newer and a GPU of compute"
-                   " capability 9.0. Multiply CPU tensors, or pass fallback=True");
+    return failure(
+        Code::kNoDevice,
+        "hopgemm: no NVIDIA driver was found; the kernel needs driver 580 or newer and a GPU of compute"
+        " capability 9.0. Multiply CPU tensors, or pass fallback=True");
   if (driver < kMinDriver)
-    return failure(Code::kUnsupportedDevice, "hopgemm: the NVIDIA driver supports CUDA %d.%d; the kernel needs 13.0 (driver 580 or newer)."
-                   " Update the driver, or pass fallback=True or set HOPGEMM_FALLBACK=1 for the framework's own product",
-                   driver / 1000, driver % 1000 / 10);
+    return failure(
+        Code::kUnsupportedDevice,
+        "hopgemm: the NVIDIA driver supports CUDA %d.%d; the kernel needs 13.0 (driver 580 or newer)."
+        " Update the driver, or pass fallback=True or set HOPGEMM_FALLBACK=1 for the framework's own product",
+        driver / 1000, driver % 1000 / 10);
   if (!in_range || device >= device_count())
     return failure(Code::kNoDevice, "hopgemm: there is no GPU %d; %d are visible", device, device_count());
   CachedFacts& c = cache[device];
@@ -146,13 +152,16 @@ Status device_facts(int device, DeviceFacts& facts) {
 }
 
 Status prepare(int device, const Instance& instance, int& max_clusters) {
-  // 0: not prepared yet; else resident clusters + 1. Two threads that meet here both prepare, with the same result.
+  // 0: not prepared yet; else resident clusters + 1. Two threads that meet here both prepare, with the same
+  // result.
   static std::atomic<std::atomic<int>*> tables[kMaxDevices];
-  if (device < 0 || device >= kMaxDevices) return failure(Code::kNoDevice, "hopgemm: there is no GPU %d", device);
+  if (device < 0 || device >= kMaxDevices)
+    return failure(Code::kNoDevice, "hopgemm: there is no GPU %d", device);
   std::atomic<int>* table = tables[device].load(std::memory_order_acquire);
   if (!table) {
     auto fresh = std::make_unique<std::atomic<int>[]>(kNumInstances);
-    if (tables[device].compare_exchange_strong(table, fresh.get(), std::memory_order_acq_rel)) table = fresh.release();
+    if (tables[device].compare_exchange_strong(table, fresh.get(), std::memory_order_acq_rel))
+      table = fresh.release();
   }
   std::atomic<int>& entry = table[&instance - kInstances];
   int known = entry.load(std::memory_order_acquire);

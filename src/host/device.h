@@ -1,4 +1,5 @@
-// What is asked of the CUDA runtime and driver, once, and kept: immutable facts per device and per (device, kernel).
+// What is asked of the CUDA runtime and driver, once, and kept: immutable facts per device and per (device,
+// kernel).
 #pragma once
 #include <cuda.h>  // types only: libcuda is never linked
 
@@ -7,16 +8,17 @@
 
 namespace hopgemm {
 
-using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
-                                 const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
-                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
+                                 const cuuint64_t*, const cuuint32_t*, const cuuint32_t*,
+                                 CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
+                                 CUtensorMapFloatOOBfill);
 
 EncodeTiled encode_tiled();  // nullptr without a driver
 
 Status cuda_failure(int error, const char* what);
 
-// Loads the kernel on the current device, gives it its shared memory, and asks how many clusters are resident at once.
-// Legal during a stream capture.
+// Loads the kernel on the current device, gives it its shared memory, and asks how many clusters are resident
+// at once. Legal during a stream capture.
 Status prepare(int device, const Instance& instance, int& max_clusters);
 
 }  // namespace hopgemm

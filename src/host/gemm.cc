@@ -1,4 +1,5 @@
-// gemm: normalize, pack, encode, launch. Enqueues on the caller's stream; allocates nothing, waits for nothing.
+// gemm: normalize, pack, encode, launch. Enqueues on the caller's stream; allocates nothing, waits for
+// nothing.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -15,7 +16,10 @@ namespace {
 
 Status pack_operands(NormalProblem& p, void* workspace, void* stream) {
   char* free = static_cast<char*>(workspace);
-  const struct { NormalOperand* operand; int64_t mn; } sides[] = {{&p.a, p.m}, {&p.b, p.n}};
+  const struct {
+    NormalOperand* operand;
+    int64_t mn;
+  } sides[] = {{&p.a, p.m}, {&p.b, p.n}};
   for (const auto& side : sides) {
     NormalOperand& o = *side.operand;
     if (!o.pack) continue;
@@ -26,10 +30,12 @@ Status pack_operands(NormalProblem& p, void* workspace, void* stream) {
   return {};
 }
 
-Status launch(const Instance& instance, const GemmParams<CUtensorMap>& params, int grid, cudaStream_t stream) {
+Status launch(const Instance& instance, const GemmParams<CUtensorMap>& params, int grid,
+              cudaStream_t stream) {
   cudaLaunchConfig_t config{};
   cudaLaunchAttribute attributes[2];
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;  // pairs with griddepcontrol_wait in the kernel
+  attributes[0].id =
+      cudaLaunchAttributeProgrammaticStreamSerialization;  // pairs with griddepcontrol_wait in the kernel
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim = {static_cast<unsigned>(cluster_size(instance.config)), 1, 1};
@@ -45,11 +51,13 @@ Status launch(const Instance& instance, const GemmParams<CUtensorMap>& params, i
 
 GemmParams<CUtensorMap> make_params(const NormalProblem& p, const Config& config) {
   GemmParams<CUtensorMap> params;
-  params.grid = make_tile_grid(config, p.m, p.n, static_cast<int>(p.batch_inner), static_cast<int>(p.batch_outer));
+  params.grid =
+      make_tile_grid(config, p.m, p.n, static_cast<int>(p.batch_inner), static_cast<int>(p.batch_outer));
   params.k_tiles = ceil_div(p.k, kTileK);
   params.a_batch_inner = p.a.batch_inner_stride != 0, params.a_batch_outer = p.a.batch_outer_stride != 0;
   params.b_batch_inner = p.b.batch_inner_stride != 0, params.b_batch_outer = p.b.batch_outer_stride != 0;
-  params.a_policy = config.schedule.a_policy, params.b_policy = config.schedule.b_policy, params.d_policy = config.schedule.d_policy;
+  params.a_policy = config.schedule.a_policy, params.b_policy = config.schedule.b_policy,
+  params.d_policy = config.schedule.d_policy;
   params.epilogue = p.epilogue;
   return params;
 }
@@ -70,19 +78,24 @@ Status gemm(const Problem& problem, const Plan& plan, void* workspace, void* str
   NormalProblem p;
   HOPGEMM_TRY(normalize(problem, p));
   if (p.path != plan.path || p.a.packed_bytes + p.b.packed_bytes > plan.workspace_bytes)
-    return failure(Code::kInvalidArgument, "hopgemm: the plan was made for other shapes, strides or alignments. Call make_plan again");
+    return failure(
+        Code::kInvalidArgument,
+        "hopgemm: the plan was made for other shapes, strides or alignments. Call make_plan again");
   if (p.path == Path::kEmpty) return {};
   if (p.path == Path::kFill) return fill(p, stream);
   if (plan.workspace_bytes > 0 && (!workspace || reinterpret_cast<uintptr_t>(workspace) % 16 != 0))
-    return failure(Code::kInvalidArgument, "hopgemm: the workspace is %p; %lld bytes, 16-byte aligned, are needed", workspace,
+    return failure(Code::kInvalidArgument,
+                   "hopgemm: the workspace is %p; %lld bytes, 16-byte aligned, are needed", workspace,
                    static_cast<long long>(plan.workspace_bytes));
   const Instance* instance;
   Schedule schedule;
   if (!parse_config(plan.config, instance, schedule))
-    return failure(Code::kInvalidArgument, "hopgemm: config '%s' is unknown. Call make_plan again", plan.config);
+    return failure(Code::kInvalidArgument, "hopgemm: config '%s' is unknown. Call make_plan again",
+                   plan.config);
   const KernelConfig& asked = instance->config;
   if (asked.dtype != problem.a.dtype || asked.a_major != p.a.major || asked.b_major != p.b.major)
-    return failure(Code::kInvalidArgument, "hopgemm: the plan's config '%s' does not fit. Call make_plan again", plan.config);
+    return failure(Code::kInvalidArgument,
+                   "hopgemm: the plan's config '%s' does not fit. Call make_plan again", plan.config);
   int device, max_clusters;
   if (cudaError_t e = cudaGetDevice(&device)) {
     cudaGetLastError();
@@ -93,13 +106,15 @@ Status gemm(const Problem& problem, const Plan& plan, void* workspace, void* str
     instance = without_cluster(asked);
     if (instance) HOPGEMM_TRY(prepare(device, *instance, max_clusters));
     if (max_clusters == 0)
-      return failure(Code::kUnsupportedDevice, "hopgemm: no CTA of config '%s' fits on GPU %d", plan.config, device);
+      return failure(Code::kUnsupportedDevice, "hopgemm: no CTA of config '%s' fits on GPU %d", plan.config,
+                     device);
   }
   const KernelConfig& c = instance->config;
   HOPGEMM_TRY(pack_operands(p, workspace, stream));
   GemmParams<CUtensorMap> params = make_params(p, {c, schedule});
   HOPGEMM_TRY(encode_tensor_maps(p, c, params.a, params.b, params.d));
-  return launch(*instance, params, std::min(plan.grid, max_clusters * cluster_size(c)), static_cast<cudaStream_t>(stream));
+  return launch(*instance, params, std::min(plan.grid, max_clusters * cluster_size(c)),
+                static_cast<cudaStream_t>(stream));
 }
 
 }  // namespace hopgemm

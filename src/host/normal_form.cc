@@ -8,14 +8,15 @@
 namespace hopgemm {
 namespace {
 
-constexpr int64_t kMaxExtent = INT32_MAX - 1024;       // TMA coordinates are 32-bit, tiles may reach past the edge
+constexpr int64_t kMaxExtent = INT32_MAX - 1024;  // TMA coordinates are 32-bit, tiles may reach past the edge
 constexpr int64_t kMaxStrideBytes = int64_t{1} << 40;  // of a tensor map
-constexpr int kTmaBytes = 16;                          // its alignment of addresses and strides
+constexpr int kTmaBytes = 16;  // its alignment of addresses and strides
 
 int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 bool aligned(const void* p, int64_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 
-// ---- batches --------------------------------------------------------------------------------------------------------
+// ---- batches
+// --------------------------------------------------------------------------------------------------------
 
 bool can_merge(const Problem& p, int outer) {
   const int64_t inner_size = p.batch[outer + 1];
@@ -49,7 +50,9 @@ void fold_into_m(Problem& p) {
   while (p.batch_dims > 0) {
     const int last = p.batch_dims - 1;
     // With one row per batch any batch stride is a row stride.
-    auto rows_follow = [&](const Matrix& x) { return p.m == 1 || x.batch_stride[last] == p.m * x.row_stride; };
+    auto rows_follow = [&](const Matrix& x) {
+      return p.m == 1 || x.batch_stride[last] == p.m * x.row_stride;
+    };
     const bool fold = p.b.batch_stride[last] == 0 && p.batch[last] * p.m <= kMaxExtent && rows_follow(p.a) &&
                       rows_follow(p.d) && (!p.c.data || rows_follow(p.c)) &&
                       (!p.bias.data || p.bias.batch_stride[last] == 0);
@@ -66,45 +69,69 @@ Matrix transposed(Matrix x) {
   return x;
 }
 
-// ---- checks ---------------------------------------------------------------------------------------------------------
+// ---- checks
+// ---------------------------------------------------------------------------------------------------------
 
 Status check_sizes(const Problem& p) {
-  const struct { const char* name; int64_t size; } sizes[] = {{"M", p.m}, {"N", p.n}, {"K", p.k}};
+  const struct {
+    const char* name;
+    int64_t size;
+  } sizes[] = {{"M", p.m}, {"N", p.n}, {"K", p.k}};
   for (const auto& s : sizes) {
     if (s.size < 0 || s.size > kMaxExtent)
-      return failure(Code::kInvalidArgument, "hopgemm: %s is %" PRId64 "; it must be from 0 to %" PRId64 ". Split the product along %s",
+      return failure(Code::kInvalidArgument,
+                     "hopgemm: %s is %" PRId64 "; it must be from 0 to %" PRId64
+                     ". Split the product along %s",
                      s.name, s.size, kMaxExtent, s.name);
   }
   if (p.batch_dims < 0 || p.batch_dims > kMaxBatchDims)
-    return failure(Code::kInvalidArgument, "hopgemm: %d batch dimensions; at most %d are taken. Reshape them into fewer",
+    return failure(Code::kInvalidArgument,
+                   "hopgemm: %d batch dimensions; at most %d are taken. Reshape them into fewer",
                    p.batch_dims, kMaxBatchDims);
   for (int i = 0; i < p.batch_dims; ++i)
-    if (p.batch[i] < 0) return failure(Code::kInvalidArgument, "hopgemm: batch dimension %d is %" PRId64 ", below 0", i, p.batch[i]);
+    if (p.batch[i] < 0)
+      return failure(Code::kInvalidArgument, "hopgemm: batch dimension %d is %" PRId64 ", below 0", i,
+                     p.batch[i]);
   return {};
 }
 
 Status check_types(const Problem& p) {
   if (p.a.dtype == DType::kF32 || p.b.dtype == DType::kF32)
-    return failure(Code::kInvalidArgument, "hopgemm: a is %s, b is %s; supported: bfloat16, float16. Cast them first",
+    return failure(Code::kInvalidArgument,
+                   "hopgemm: a is %s, b is %s; supported: bfloat16, float16. Cast them first",
                    name_of(p.a.dtype), name_of(p.b.dtype));
   if (p.a.dtype != p.b.dtype)
-    return failure(Code::kInvalidArgument, "hopgemm: a is %s, b is %s; both must have one dtype. Cast one of them",
+    return failure(Code::kInvalidArgument,
+                   "hopgemm: a is %s, b is %s; both must have one dtype. Cast one of them",
                    name_of(p.a.dtype), name_of(p.b.dtype));
   if (p.d.dtype != p.a.dtype && p.d.dtype != DType::kF32)
-    return failure(Code::kInvalidArgument, "hopgemm: the result is %s; with %s operands it may be %s or float32",
-                   name_of(p.d.dtype), name_of(p.a.dtype), name_of(p.a.dtype));
-  const struct { const char* name; const void* data; DType dtype; } addends[] = {
-      {"c", p.c.data, p.c.dtype}, {"bias", p.bias.data, p.bias.dtype}};
+    return failure(Code::kInvalidArgument,
+                   "hopgemm: the result is %s; with %s operands it may be %s or float32", name_of(p.d.dtype),
+                   name_of(p.a.dtype), name_of(p.a.dtype));
+  const struct {
+    const char* name;
+    const void* data;
+    DType dtype;
+  } addends[] = {{"c", p.c.data, p.c.dtype}, {"bias", p.bias.data, p.bias.dtype}};
   for (const auto& x : addends) {
     if (x.data && x.dtype != p.a.dtype && x.dtype != DType::kF32)
-      return failure(Code::kInvalidArgument, "hopgemm: %s is %s; with %s operands it may be %s or float32. Cast it", x.name,
+      return failure(Code::kInvalidArgument,
+                     "hopgemm: %s is %s; with %s operands it may be %s or float32. Cast it", x.name,
                      name_of(x.dtype), name_of(p.a.dtype), name_of(p.a.dtype));
   }
-  const struct { const char* name; const void* data; DType dtype; } bases[] = {{"a", p.a.data, p.a.dtype}, {"b", p.b.data, p.b.dtype},
-      {"c", p.c.data, p.c.dtype}, {"bias", p.bias.data, p.bias.dtype}, {"out", p.d.data, p.d.dtype}};
+  const struct {
+    const char* name;
+    const void* data;
+    DType dtype;
+  } bases[] = {{"a", p.a.data, p.a.dtype},
+               {"b", p.b.data, p.b.dtype},
+               {"c", p.c.data, p.c.dtype},
+               {"bias", p.bias.data, p.bias.dtype},
+               {"out", p.d.data, p.d.dtype}};
   for (const auto& x : bases) {
     if (!aligned(x.data, size_of(x.dtype)))
-      return failure(Code::kInvalidArgument, "hopgemm: the address of %s, %p, is not a multiple of its element size %d. Copy it",
+      return failure(Code::kInvalidArgument,
+                     "hopgemm: the address of %s, %p, is not a multiple of its element size %d. Copy it",
                      x.name, x.data, static_cast<int>(size_of(x.dtype)));
   }
   return {};
@@ -127,9 +154,11 @@ Extent extent_of(const Problem& p, const Matrix& x, int64_t rows, int64_t cols) 
 // Column slices of one buffer lie between each other's rows without touching.
 bool interleaved(const Problem& p, const Matrix& x, int64_t x_cols, const Matrix& y, int64_t y_cols) {
   const int64_t pitch = x.row_stride * size_of(x.dtype);
-  if (x.col_stride != 1 || y.col_stride != 1 || pitch <= 0 || pitch != y.row_stride * size_of(y.dtype)) return false;
+  if (x.col_stride != 1 || y.col_stride != 1 || pitch <= 0 || pitch != y.row_stride * size_of(y.dtype))
+    return false;
   for (int i = 0; i < p.batch_dims; ++i)
-    if (x.batch_stride[i] * size_of(x.dtype) % pitch || y.batch_stride[i] * size_of(y.dtype) % pitch) return false;
+    if (x.batch_stride[i] * size_of(x.dtype) % pitch || y.batch_stride[i] * size_of(y.dtype) % pitch)
+      return false;
   const int64_t difference = reinterpret_cast<intptr_t>(y.data) - reinterpret_cast<intptr_t>(x.data);
   const int64_t offset = (difference % pitch + pitch) % pitch;
   return offset >= x_cols * size_of(x.dtype) && offset + y_cols * size_of(y.dtype) <= pitch;
@@ -144,45 +173,62 @@ bool same_place(const Problem& p, const Matrix& x) {
 
 // d may be written by many threads in any order: its elements must be distinct, and nobody else's.
 Status check_overlap(const Problem& p) {
-  struct Dim { int64_t size, stride; } dims[kMaxBatchDims + 2];
+  struct Dim {
+    int64_t size, stride;
+  } dims[kMaxBatchDims + 2];
   int count = 0;
   dims[count++] = {p.m, p.d.row_stride};
   dims[count++] = {p.n, p.d.col_stride};
   for (int i = 0; i < p.batch_dims; ++i) dims[count++] = {p.batch[i], p.d.batch_stride[i]};
-  std::sort(dims, dims + count, [](const Dim& x, const Dim& y) { return std::abs(x.stride) < std::abs(y.stride); });
+  std::sort(dims, dims + count,
+            [](const Dim& x, const Dim& y) { return std::abs(x.stride) < std::abs(y.stride); });
   int64_t reach = 0;
   for (int i = 0; i < count; ++i) {
     if (dims[i].size == 1) continue;
     if (std::abs(dims[i].stride) <= reach)
-      return failure(Code::kInvalidArgument, "hopgemm: out overlaps itself (a dimension of size %" PRId64 " has stride %" PRId64
-                     "). Give an out with distinct elements", dims[i].size, dims[i].stride);
+      return failure(Code::kInvalidArgument,
+                     "hopgemm: out overlaps itself (a dimension of size %" PRId64 " has stride %" PRId64
+                     "). Give an out with distinct elements",
+                     dims[i].size, dims[i].stride);
     reach += (dims[i].size - 1) * std::abs(dims[i].stride);
   }
   const Extent d = extent_of(p, p.d, p.m, p.n);
-  const struct { const char* name; const Matrix* x; int64_t rows, cols; } inputs[] = {{"a", &p.a, p.m, p.k}, {"b", &p.b, p.k, p.n}, {"c", &p.c, p.m, p.n}};
+  const struct {
+    const char* name;
+    const Matrix* x;
+    int64_t rows, cols;
+  } inputs[] = {{"a", &p.a, p.m, p.k}, {"b", &p.b, p.k, p.n}, {"c", &p.c, p.m, p.n}};
   for (const auto& in : inputs) {
     const Matrix& x = *in.x;
     if (!x.data) continue;
     if (&x == &p.c && x.data == p.d.data && x.dtype == p.d.dtype && same_place(p, x)) continue;
     const Extent e = extent_of(p, x, in.rows, in.cols);
     if (e.begin < d.end && d.begin < e.end && !interleaved(p, p.d, p.n, x, in.cols))
-      return failure(Code::kInvalidArgument, "hopgemm: out overlaps %s in memory. Give another out, or a copy of %s", in.name, in.name);
+      return failure(Code::kInvalidArgument,
+                     "hopgemm: out overlaps %s in memory. Give another out, or a copy of %s", in.name,
+                     in.name);
   }
   if (p.bias.data) {
     Matrix bias{p.bias.data, p.bias.dtype, 0, p.bias.stride, {}};
     std::copy(p.bias.batch_stride, p.bias.batch_stride + p.batch_dims, bias.batch_stride);
     const Extent e = extent_of(p, bias, 1, p.n);
     if (e.begin < d.end && d.begin < e.end)
-      return failure(Code::kInvalidArgument, "hopgemm: out overlaps bias in memory. Give another out, or a copy of bias");
+      return failure(Code::kInvalidArgument,
+                     "hopgemm: out overlaps bias in memory. Give another out, or a copy of bias");
   }
   return {};
 }
 
-// ---- operands -------------------------------------------------------------------------------------------------------
+// ---- operands
+// -------------------------------------------------------------------------------------------------------
 
 // Can a tensor map describe it, `inner` being the unit-stride dimension?
-bool tma_reads(const Problem& p, const Matrix& x, int64_t inner, int64_t inner_stride, int64_t outer, int64_t outer_stride) {
-  auto legal = [&](int64_t stride) { return stride > 0 && stride * size_of(x.dtype) % kTmaBytes == 0 && stride * size_of(x.dtype) < kMaxStrideBytes; };
+bool tma_reads(const Problem& p, const Matrix& x, int64_t inner, int64_t inner_stride, int64_t outer,
+               int64_t outer_stride) {
+  auto legal = [&](int64_t stride) {
+    return stride > 0 && stride * size_of(x.dtype) % kTmaBytes == 0 &&
+           stride * size_of(x.dtype) < kMaxStrideBytes;
+  };
   if (!aligned(x.data, kTmaBytes) || (inner != 1 && inner_stride != 1)) return false;
   if (outer != 1 && (!legal(outer_stride) || outer_stride < inner)) return false;
   for (int i = 0; i < p.batch_dims; ++i)
@@ -223,21 +269,32 @@ NormalOperand make_operand(const Problem& p, const Matrix& x, int64_t mn, bool f
   return o;
 }
 
-EpilogueMatrix make_epilogue_matrix(const Problem& p, const void* data, DType dtype, int64_t row, int64_t col, const int64_t* batch) {
-  return {data, row, col, p.batch_dims > 0 ? batch[p.batch_dims - 1] : 0, p.batch_dims > 1 ? batch[p.batch_dims - 2] : 0, dtype};
+EpilogueMatrix make_epilogue_matrix(const Problem& p, const void* data, DType dtype, int64_t row, int64_t col,
+                                    const int64_t* batch) {
+  return {data,
+          row,
+          col,
+          p.batch_dims > 0 ? batch[p.batch_dims - 1] : 0,
+          p.batch_dims > 1 ? batch[p.batch_dims - 2] : 0,
+          dtype};
 }
 
 bool tma_writes(const EpilogueMatrix& d, int64_t m) {
-  auto legal = [&](int64_t stride) { return stride >= 0 && stride * size_of(d.dtype) % kTmaBytes == 0 && stride * size_of(d.dtype) < kMaxStrideBytes; };
-  return aligned(d.data, kTmaBytes) && (m == 1 || legal(d.row_stride)) && legal(d.batch_inner_stride) && legal(d.batch_outer_stride);
+  auto legal = [&](int64_t stride) {
+    return stride >= 0 && stride * size_of(d.dtype) % kTmaBytes == 0 &&
+           stride * size_of(d.dtype) < kMaxStrideBytes;
+  };
+  return aligned(d.data, kTmaBytes) && (m == 1 || legal(d.row_stride)) && legal(d.batch_inner_stride) &&
+         legal(d.batch_outer_stride);
 }
 
 bool is_shared(const Problem& p, const Matrix& x) {  // by all products of the batch
-  return std::all_of(x.batch_stride, x.batch_stride + p.batch_dims, [](int64_t stride) { return stride == 0; });
+  return std::all_of(x.batch_stride, x.batch_stride + p.batch_dims,
+                     [](int64_t stride) { return stride == 0; });
 }
 
-// More than two batch dimensions are left: operands that differ from product to product are packed, batch after batch,
-// which leaves it to d, c and bias.
+// More than two batch dimensions are left: operands that differ from product to product are packed, batch
+// after batch, which leaves it to d, c and bias.
 void force_packed_strides(Problem& p) {
   int64_t follow = 1;  // any unit will do: only the ratios count
   const bool a_shared = is_shared(p, p.a), b_shared = is_shared(p, p.b);
@@ -261,9 +318,12 @@ Status normalize(const Problem& problem, NormalProblem& normal) {
     normal.path = Path::kEmpty;
     return {};
   }
-  if (!p.d.data) return failure(Code::kInvalidArgument, "hopgemm: out has no memory; %" PRId64 " x %" PRId64 " elements are written", p.m, p.n);
+  if (!p.d.data)
+    return failure(Code::kInvalidArgument,
+                   "hopgemm: out has no memory; %" PRId64 " x %" PRId64 " elements are written", p.m, p.n);
   if (p.k > 0 && p.alpha != 0.0f && (!p.a.data || !p.b.data))
-    return failure(Code::kInvalidArgument, "hopgemm: %s has no memory, and K is %" PRId64, p.a.data ? "b" : "a", p.k);
+    return failure(Code::kInvalidArgument, "hopgemm: %s has no memory, and K is %" PRId64,
+                   p.a.data ? "b" : "a", p.k);
   if (p.k == 0 || p.alpha == 0.0f) {
     p.k = 0;
     p.a.data = p.b.data = nullptr;  // never read; their strides say nothing
@@ -278,7 +338,9 @@ Status normalize(const Problem& problem, NormalProblem& normal) {
   Matrix row_bias{p.bias.data, p.bias.dtype, 0, p.bias.stride, {}};
   if (p.d.col_stride != 1) {
     if (p.d.row_stride != 1 && p.m != 1)
-      return failure(Code::kInvalidArgument, "hopgemm: out has strides (%" PRId64 ", %" PRId64 "); one of them must be 1. Write to a contiguous out and copy",
+      return failure(Code::kInvalidArgument,
+                     "hopgemm: out has strides (%" PRId64 ", %" PRId64
+                     "); one of them must be 1. Write to a contiguous out and copy",
                      p.d.row_stride, p.d.col_stride);
     normal.swapped = true;
     std::swap(p.m, p.n);
@@ -297,7 +359,9 @@ Status normalize(const Problem& problem, NormalProblem& normal) {
     force_packed_strides(p);
     merge_batches(p);
     if (p.batch_dims > 2)
-      return failure(Code::kInvalidArgument, "hopgemm: the batch strides of out, c and bias leave %d batch dimensions; at most 2 are taken. Make them contiguous",
+      return failure(Code::kInvalidArgument,
+                     "hopgemm: the batch strides of out, c and bias leave %d batch dimensions; at most 2 are "
+                     "taken. Make them contiguous",
                      p.batch_dims);
   }
   normal.path = p.k == 0 ? Path::kFill : Path::kGemm;
@@ -305,11 +369,13 @@ Status normalize(const Problem& problem, NormalProblem& normal) {
   normal.batch_inner = p.batch_dims > 0 ? p.batch[p.batch_dims - 1] : 1;
   normal.batch_outer = p.batch_dims > 1 ? p.batch[p.batch_dims - 2] : 1;
   if (normal.batch_inner > kMaxExtent || normal.batch_outer > kMaxExtent)
-    return failure(Code::kInvalidArgument, "hopgemm: a batch of %" PRId64 " products; at most %" PRId64 ". Split it",
+    return failure(Code::kInvalidArgument,
+                   "hopgemm: a batch of %" PRId64 " products; at most %" PRId64 ". Split it",
                    std::max(normal.batch_inner, normal.batch_outer), kMaxExtent);
   if (p.k > 0) {
     normal.a = make_operand(unpacked, unpacked.a, p.m, force_pack && !is_shared(unpacked, unpacked.a));
-    normal.b = make_operand(unpacked, transposed(unpacked.b), p.n, force_pack && !is_shared(unpacked, unpacked.b));
+    normal.b =
+        make_operand(unpacked, transposed(unpacked.b), p.n, force_pack && !is_shared(unpacked, unpacked.b));
     if (force_pack) {  // the copies follow each other in the order of the merged batch
       for (NormalOperand* o : {&normal.a, &normal.b}) {
         if (is_shared(unpacked, o == &normal.a ? unpacked.a : unpacked.b)) continue;
@@ -323,10 +389,12 @@ Status normalize(const Problem& problem, NormalProblem& normal) {
   e.scaled = p.alpha != 1.0f || p.c.data || p.bias.data;
   e.m = static_cast<int>(p.m), e.n = static_cast<int>(p.n);
   e.c = make_epilogue_matrix(p, p.c.data, p.c.dtype, p.c.row_stride, p.c.col_stride, p.c.batch_stride);
-  e.bias = make_epilogue_matrix(p, p.bias.data, p.bias.dtype, row_bias.row_stride, row_bias.col_stride, p.bias.batch_stride);
+  e.bias = make_epilogue_matrix(p, p.bias.data, p.bias.dtype, row_bias.row_stride, row_bias.col_stride,
+                                p.bias.batch_stride);
   e.d = make_epilogue_matrix(p, p.d.data, p.d.dtype, p.d.row_stride, 1, p.d.batch_stride);
-  // HAZARD: a TMA store writes 16 bytes at a time, also where the row ends inside them (measured: with N = 257 the seven
-  // elements behind each row are overwritten). So the piece that holds a ragged end leaves by plain stores.
+  // HAZARD: a TMA store writes 16 bytes at a time, also where the row ends inside them (measured: with N =
+  // 257 the seven elements behind each row are overwritten). So the piece that holds a ragged end leaves by
+  // plain stores.
   const bool ragged = p.n * size_of(e.d.dtype) % kTmaBytes != 0;
   e.tma_columns = !tma_writes(e.d, p.m) ? 0 : ragged ? e.n : INT32_MAX;
   return {};

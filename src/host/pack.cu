@@ -18,7 +18,8 @@ struct PackParams {
   int64_t mn_tiles, k_tiles, tiles;
 };
 
-// 32 x 32 elements at a time through shared memory, so that reads follow the source's rows and writes the copy's.
+// 32 x 32 elements at a time through shared memory, so that reads follow the source's rows and writes the
+// copy's.
 __global__ void __launch_bounds__(kPackTile * 8) pack_kernel(const __grid_constant__ PackParams p) {
   __shared__ uint16_t tile[kPackTile][kPackTile + 2];
   const int x = threadIdx.x % kPackTile, y0 = threadIdx.x / kPackTile;
@@ -33,7 +34,8 @@ __global__ void __launch_bounds__(kPackTile * 8) pack_kernel(const __grid_consta
     }
     for (int y = y0; y < kPackTile; y += 8) {
       const int64_t mn = mn0 + (along_mn ? x : y), k = k0 + (along_mn ? y : x);
-      if (mn < p.mn && k < p.k) tile[along_mn ? x : y][along_mn ? y : x] = p.source[offset + mn * p.mn_stride + k * p.k_stride];
+      if (mn < p.mn && k < p.k)
+        tile[along_mn ? x : y][along_mn ? y : x] = p.source[offset + mn * p.mn_stride + k * p.k_stride];
     }
     __syncthreads();
     for (int y = y0; y < kPackTile; y += 8) {
@@ -62,7 +64,8 @@ __global__ void __launch_bounds__(256) fill_kernel(const __grid_constant__ FillP
     const int64_t n = i % e.n, m = i / e.n % e.m, batch = i / e.n / e.m;
     const int64_t inner = batch % p.batch_inner, outer = batch / p.batch_inner;
     auto index = [&](const EpilogueMatrix& x) {
-      return m * x.row_stride + n * x.col_stride + inner * x.batch_inner_stride + outer * x.batch_outer_stride;
+      return m * x.row_stride + n * x.col_stride + inner * x.batch_inner_stride +
+             outer * x.batch_outer_stride;
     };
     float value = 0;
     if (e.c.data) value = fmaf(e.beta, element(e.c, p.half, index(e.c)), 0.0f);
@@ -74,8 +77,8 @@ __global__ void __launch_bounds__(256) fill_kernel(const __grid_constant__ FillP
   }
 }
 
-template <class Params>
-Status launch(void (*kernel)(Params), Params& params, int64_t blocks, int threads, void* stream, const char* name) {
+template <class Params> Status launch(void (*kernel)(Params), Params& params, int64_t blocks, int threads,
+                                      void* stream, const char* name) {
   constexpr int64_t kMaxBlocks = 4096;  // the kernels stride over the rest
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(blocks < kMaxBlocks ? blocks : kMaxBlocks));
@@ -94,7 +97,8 @@ Status pack(const NormalOperand& o, int64_t mn, int64_t k, void* destination, vo
   PackParams p{};
   p.source = static_cast<const uint16_t*>(o.source.data);
   p.destination = static_cast<uint16_t*>(destination);
-  p.mn = mn, p.k = k, p.mn_stride = o.source.row_stride, p.k_stride = o.source.col_stride, p.padded_k = o.mn_stride;
+  p.mn = mn, p.k = k, p.mn_stride = o.source.row_stride, p.k_stride = o.source.col_stride,
+  p.padded_k = o.mn_stride;
   p.mn_tiles = (mn + kPackTile - 1) / kPackTile, p.k_tiles = (k + kPackTile - 1) / kPackTile;
   p.tiles = p.mn_tiles * p.k_tiles;
   p.batch_dims = o.source_batch_dims;
@@ -107,7 +111,8 @@ Status pack(const NormalOperand& o, int64_t mn, int64_t k, void* destination, vo
 
 Status load_pack_and_fill() {
   cudaFuncAttributes attributes;
-  for (const void* kernel : {reinterpret_cast<const void*>(pack_kernel), reinterpret_cast<const void*>(fill_kernel)}) {
+  for (const void* kernel :
+       {reinterpret_cast<const void*>(pack_kernel), reinterpret_cast<const void*>(fill_kernel)}) {
     if (const cudaError_t e = cudaFuncGetAttributes(&attributes, kernel)) {
       cudaGetLastError();
       return cuda_failure(e, "cudaFuncGetAttributes");
@@ -118,7 +123,8 @@ Status load_pack_and_fill() {
 
 Status fill(const NormalProblem& problem, void* stream) {
   const EpilogueParams& e = problem.epilogue;
-  FillParams p{e, DType::kBF16, problem.batch_inner, problem.m * problem.n * problem.batch_inner * problem.batch_outer};
+  FillParams p{e, DType::kBF16, problem.batch_inner,
+               problem.m * problem.n * problem.batch_inner * problem.batch_outer};
   for (const EpilogueMatrix* x : {&e.d, &e.c, &e.bias})
     if (x->data && x->dtype != DType::kF32) p.half = x->dtype;
   return launch(fill_kernel, p, (p.elements + 255) / 256, 256, stream, "fill_kernel");

@@ -18,31 +18,44 @@ int sms_to_use(const Problem& p, const DeviceFacts& facts) {
 // Before anything counts tiles in 32 bits: the smallest tile makes the most of them.
 Status check_tile_count(const NormalProblem& p) {
   constexpr int kMinTile = 64;
-  const double tiles = double(ceil_div(p.m, kMinTile)) * ceil_div(p.n, kMinTile) * double(p.batch_inner) * double(p.batch_outer);
+  const double tiles = double(ceil_div(p.m, kMinTile)) * ceil_div(p.n, kMinTile) * double(p.batch_inner) *
+                       double(p.batch_outer);
   if (tiles <= 1e9) return {};
-  return failure(Code::kInvalidArgument, "hopgemm: %.3g output tiles of %dx%d; at most 1e9. Split the product", tiles, kMinTile, kMinTile);
+  return failure(Code::kInvalidArgument,
+                 "hopgemm: %.3g output tiles of %dx%d; at most 1e9. Split the product", tiles, kMinTile,
+                 kMinTile);
 }
 
-Status choose(const NormalProblem& p, const Problem& problem, const char* config, const DeviceFacts& facts, Choice& choice) {
+Status choose(const NormalProblem& p, const Problem& problem, const char* config, const DeviceFacts& facts,
+              Choice& choice) {
   const bool automatic = !config || !*config || !std::strcmp(config, "auto");
   if (automatic) {
     choice = select(p, problem.a.dtype, facts, sms_to_use(problem, facts));
     if (choice.instance) return {};
-    return failure(Code::kUnsupportedDevice, "hopgemm: no kernel fits %s with %d SMs and %d bytes of shared memory a CTA",
-                   facts.name, facts.sm_count, facts.max_smem_bytes);
+    return failure(Code::kUnsupportedDevice,
+                   "hopgemm: no kernel fits %s with %d SMs and %d bytes of shared memory a CTA", facts.name,
+                   facts.sm_count, facts.max_smem_bytes);
   }
   if (!parse_config(config, choice.instance, choice.schedule))
-    return failure(Code::kInvalidArgument, "hopgemm: config '%.100s' is unknown. Take a name from hopgemm._core.configs(), or \"auto\"", config);
+    return failure(
+        Code::kInvalidArgument,
+        "hopgemm: config '%.100s' is unknown. Take a name from hopgemm._core.configs(), or \"auto\"", config);
   const KernelConfig& c = choice.instance->config;
   if (c.dtype != problem.a.dtype || c.a_major != p.a.major || c.b_major != p.b.major)
-    return failure(Code::kInvalidArgument, "hopgemm: config '%s' does not fit %s operands of majors %c%c. Take another, or \"auto\"",
-                   config, name_of(problem.a.dtype), p.a.major == Major::kK ? 'k' : 'm', p.b.major == Major::kK ? 'k' : 'n');
+    return failure(Code::kInvalidArgument,
+                   "hopgemm: config '%s' does not fit %s operands of majors %c%c. Take another, or \"auto\"",
+                   config, name_of(problem.a.dtype), p.a.major == Major::kK ? 'k' : 'm',
+                   p.b.major == Major::kK ? 'k' : 'n');
   if (smem_bytes(c) > facts.max_smem_bytes)
-    return failure(Code::kUnsupportedDevice, "hopgemm: config '%s' needs %d bytes of shared memory, %s gives a CTA %d. Take another, or \"auto\"",
-                   config, smem_bytes(c), facts.name, facts.max_smem_bytes);
+    return failure(
+        Code::kUnsupportedDevice,
+        "hopgemm: config '%s' needs %d bytes of shared memory, %s gives a CTA %d. Take another, or \"auto\"",
+        config, smem_bytes(c), facts.name, facts.max_smem_bytes);
   if (problem.batch_invariant && choice.schedule.k_period)
-    return failure(Code::kInvalidArgument, "hopgemm: config '%s' turns the direction of K by position (+k%d), which batch_invariant"
-                   " rules out. Take one without it", config, choice.schedule.k_period);
+    return failure(Code::kInvalidArgument,
+                   "hopgemm: config '%s' turns the direction of K by position (+k%d), which batch_invariant"
+                   " rules out. Take one without it",
+                   config, choice.schedule.k_period);
   if (!std::strchr(config, '+')) choice.schedule = default_schedule(c, p, sms_to_use(problem, facts));
   std::snprintf(choice.reason, sizeof choice.reason, "asked for by name");
   return {};
@@ -58,7 +71,8 @@ void describe_traffic(const Problem& p, Plan& plan) {
   };
   const double m = static_cast<double>(p.m), n = static_cast<double>(p.n), k = static_cast<double>(p.k);
   plan.flops = 2 * m * n * k * batch;
-  plan.bytes = 2 * (m * k * copies(p.a) + k * n * copies(p.b)) + m * n * batch * static_cast<double>(size_of(p.d.dtype));
+  plan.bytes = 2 * (m * k * copies(p.a) + k * n * copies(p.b)) +
+               m * n * batch * static_cast<double>(size_of(p.d.dtype));
   if (p.c.data && p.beta != 0.0f) plan.bytes += m * n * copies(p.c) * static_cast<double>(size_of(p.c.dtype));
 }
 
@@ -67,10 +81,13 @@ void describe_traffic(const Problem& p, Plan& plan) {
 Status make_plan(const Problem& problem, const char* config, const DeviceFacts& facts, Plan& plan) {
   plan = {};
   if (facts.major != 9 || facts.minor != 0)
-    return failure(Code::kUnsupportedDevice, "hopgemm: %s has compute capability %d.%d; the kernel is for 9.0 (H100, H200) alone."
-                   " Pass fallback=True or set HOPGEMM_FALLBACK=1 for the framework's own product", facts.name, facts.major, facts.minor);
+    return failure(Code::kUnsupportedDevice,
+                   "hopgemm: %s has compute capability %d.%d; the kernel is for 9.0 (H100, H200) alone."
+                   " Pass fallback=True or set HOPGEMM_FALLBACK=1 for the framework's own product",
+                   facts.name, facts.major, facts.minor);
   if (problem.sm_limit < 0)
-    return failure(Code::kInvalidArgument, "hopgemm: sm_limit is %d; it must be 0 (all SMs) or more", problem.sm_limit);
+    return failure(Code::kInvalidArgument, "hopgemm: sm_limit is %d; it must be 0 (all SMs) or more",
+                   problem.sm_limit);
   NormalProblem p;
   HOPGEMM_TRY(normalize(problem, p));
   plan.path = p.path;
@@ -84,17 +101,21 @@ Status make_plan(const Problem& problem, const char* config, const DeviceFacts& 
   HOPGEMM_TRY(choose(p, problem, config, facts, choice));
   const Config chosen{choice.instance->config, choice.schedule};
   const int64_t tiles = int64_t{ceil_div(p.m, chosen.kernel.tile_m)} * ceil_div(p.n, chosen.kernel.tile_n);
-  const TileGrid grid = make_tile_grid(chosen, p.m, p.n, static_cast<int>(p.batch_inner), static_cast<int>(p.batch_outer));
+  const TileGrid grid =
+      make_tile_grid(chosen, p.m, p.n, static_cast<int>(p.batch_inner), static_cast<int>(p.batch_outer));
   const int sm_count = sms_to_use(problem, facts);
   if (sm_count < cluster_size(chosen.kernel))
-    return failure(Code::kInvalidArgument, "hopgemm: config '%s' needs clusters of %d SMs, and %d may be used. Take a c1x1 config or \"auto\"",
-                   choice.instance->name, cluster_size(chosen.kernel), sm_count);
+    return failure(
+        Code::kInvalidArgument,
+        "hopgemm: config '%s' needs clusters of %d SMs, and %d may be used. Take a c1x1 config or \"auto\"",
+        choice.instance->name, cluster_size(chosen.kernel), sm_count);
   format_config(*choice.instance, choice.schedule, plan.config);
   std::memcpy(plan.reason, choice.reason, sizeof plan.reason);
   plan.majors[0] = p.a.major == Major::kK ? 'k' : 'm';
   plan.majors[1] = p.b.major == Major::kK ? 'k' : 'n';
   plan.pack_a = p.a.pack, plan.pack_b = p.b.pack;
-  const int piece = static_cast<int>(kSwizzleBytes / size_of(p.epilogue.d.dtype));  // columns that leave together
+  const int piece =
+      static_cast<int>(kSwizzleBytes / size_of(p.epilogue.d.dtype));  // columns that leave together
   plan.store = p.epilogue.tma_columns >= piece ? Store::kTma : Store::kDirect;
   plan.tiles = tiles * p.batch_inner * p.batch_outer;
   plan.grid = grid_size(chosen, grid, sm_count);
@@ -103,6 +124,8 @@ Status make_plan(const Problem& problem, const char* config, const DeviceFacts& 
   return {};
 }
 
-const char* config_name(int index) { return index >= 0 && index < kNumInstances ? kInstances[index].name : nullptr; }
+const char* config_name(int index) {
+  return index >= 0 && index < kNumInstances ? kInstances[index].name : nullptr;
+}
 
 }  // namespace hopgemm

@@ -30,7 +30,8 @@ __global__ void __launch_bounds__(kThreads, 1) roof_kernel(int stages, float* si
   const uint32_t raw = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   const uint32_t smem = (raw + kAtomBytes - 1) / kAtomBytes * kAtomBytes;
   __nv_bfloat16* data = reinterpret_cast<__nv_bfloat16*>(shared + (smem - raw));
-  for (int i = threadIdx.x; i < kStages * kStageBytes / 2; i += kThreads) data[i] = __float2bfloat16(random_value(i));
+  for (int i = threadIdx.x; i < kStages * kStageBytes / 2; i += kThreads)
+    data[i] = __float2bfloat16(random_value(i));
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   __syncthreads();
   float acc[kN / 2];
@@ -43,7 +44,8 @@ __global__ void __launch_bounds__(kThreads, 1) roof_kernel(int stages, float* si
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kTileK / kMmaK; ++step) {
-      ptx::Wgmma<kN, DType::kBF16, 0, 0>::mma(acc, a + (step * kMmaK * 2 >> 4), b + (step * kMmaK * 2 >> 4), s > 0 || step > 0);
+      ptx::Wgmma<kN, DType::kBF16, 0, 0>::mma(acc, a + (step * kMmaK * 2 >> 4), b + (step * kMmaK * 2 >> 4),
+                                              s > 0 || step > 0);
     }
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<1>();
@@ -68,15 +70,19 @@ struct Events {
 }  // namespace
 
 Status measure_roof(double seconds, double& tflops) {
-  if (!(seconds > 0)) return failure(Code::kInvalidArgument, "hopgemm: seconds is %g; it must be above 0", seconds);
+  if (!(seconds > 0))
+    return failure(Code::kInvalidArgument, "hopgemm: seconds is %g; it must be above 0", seconds);
   auto check = [](cudaError_t e, const char* what) {
     if (e != cudaSuccess) cudaGetLastError();
     return e == cudaSuccess ? Status{} : cuda_failure(e, what);
   };
   int device = 0, sm_count = 0;
   HOPGEMM_TRY(check(cudaGetDevice(&device), "cudaGetDevice"));
-  HOPGEMM_TRY(check(cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute"));
-  HOPGEMM_TRY(check(cudaFuncSetAttribute(roof_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes), "roof_kernel"));
+  HOPGEMM_TRY(check(cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device),
+                    "cudaDeviceGetAttribute"));
+  HOPGEMM_TRY(
+      check(cudaFuncSetAttribute(roof_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes),
+            "roof_kernel"));
   constexpr int kStagesPerLaunch = 40000;  // about 25 ms
   const double flop = 2.0 * kNumConsumers * kMmaM * kN * kTileK * kStagesPerLaunch * sm_count;
   Events events;
@@ -85,7 +91,8 @@ Status measure_roof(double seconds, double& tflops) {
   double elapsed_ms = 0, done = 0;
   while (elapsed_ms < seconds * 1e3) {
     cudaEventRecord(events.start);
-    for (int i = 0; i < 4; ++i, done += flop) roof_kernel<<<sm_count, kThreads, kSmemBytes>>>(kStagesPerLaunch, nullptr);
+    for (int i = 0; i < 4; ++i, done += flop)
+      roof_kernel<<<sm_count, kThreads, kSmemBytes>>>(kStagesPerLaunch, nullptr);
     HOPGEMM_TRY(check(cudaGetLastError(), "roof_kernel"));
     cudaEventRecord(events.stop);
     HOPGEMM_TRY(check(cudaEventSynchronize(events.stop), "roof_kernel"));

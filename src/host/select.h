@@ -13,7 +13,8 @@ struct Choice {
 
 Choice select(const NormalProblem& problem, DType dtype, const DeviceFacts& facts, int sm_count);
 
-// The walk that suits a kernel on a problem; what select() gives and what a config named without a schedule gets.
+// The walk that suits a kernel on a problem; what select() gives and what a config named without a schedule
+// gets.
 Schedule default_schedule(const KernelConfig& config, const NormalProblem& problem, int sm_count);
 
 // CTAs that work at once: whole clusters, at most one CTA an SM.

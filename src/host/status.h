@@ -20,7 +20,7 @@ __attribute__((format(printf, 2, 3))) inline Status failure(Code code, const cha
 }  // namespace hopgemm
 
 // Returns the Status of `expression` from the enclosing function unless it is ok.
-#define HOPGEMM_TRY(expression)                                       \
+#define HOPGEMM_TRY(expression)                                        \
   if (const ::hopgemm::Status status_ = (expression); !status_.ok()) { \
-    return status_;                                                   \
+    return status_;                                                    \
   }

@@ -1,4 +1,5 @@
-// Encodes the three tensor maps of a launch: host arithmetic, about 0.1 us each, passed to the kernel by value.
+// Encodes the three tensor maps of a launch: host arithmetic, about 0.1 us each, passed to the kernel by
+// value.
 #pragma once
 #include <cuda.h>
 
@@ -6,6 +7,7 @@
 
 namespace hopgemm {
 
-Status encode_tensor_maps(const NormalProblem& problem, const KernelConfig& config, CUtensorMap& a, CUtensorMap& b, CUtensorMap& d);
+Status encode_tensor_maps(const NormalProblem& problem, const KernelConfig& config, CUtensorMap& a,
+                          CUtensorMap& b, CUtensorMap& d);
 
 }  // namespace hopgemm

@@ -1,27 +1,35 @@
-// The contract between the role loops and whatever runs them: PtxHw on the GPU, EmulatedHw on the CPU. One object per role.
-// A call stands for the whole role (one producer thread, or the 128 threads of a consumer), never for a lane.
+// The contract between the role loops and whatever runs them: PtxHw on the GPU, EmulatedHw on the CPU. One
+// object per role. A call stands for the whole role (one producer thread, or the 128 threads of a consumer),
+// never for a lane.
 //
 // What orders what
-//   init, fence_init          by the leader alone; then cta_sync or cluster_sync makes the barriers known to all.
-//   cta_sync, cluster_sync    every thread of the CTA or cluster meets; what was before it is visible after it.
-//   wait(barrier, parity)     returns when the phase of that parity has completed; everything before the arrivals that
-//                             completed it is visible after it. Barriers start in phase 0; a wait for parity 1 then passes.
-//   arrive_expect_tx          one arrival, and `bytes` more that copies must deliver before the phase can complete.
-//   arrive_cluster            one arrival on this barrier in every CTA of the mask. Orders nothing but what the caller waited
+//   init, fence_init          by the leader alone; then cta_sync or cluster_sync makes the barriers known to
+//   all. cta_sync, cluster_sync    every thread of the CTA or cluster meets; what was before it is visible
+//   after it. wait(barrier, parity)     returns when the phase of that parity has completed; everything
+//   before the arrivals that
+//                             completed it is visible after it. Barriers start in phase 0; a wait for parity
+//                             1 then passes.
+//   arrive_expect_tx          one arrival, and `bytes` more that copies must deliver before the phase can
+//   complete. arrive_cluster            one arrival on this barrier in every CTA of the mask. Orders nothing
+//   but what the caller waited
 //                             for: the wgmma that read the stage.
-//   load<multicast>           returns at once; some time later the box is in shared memory (of every CTA of the mask, at the
-//                             same offset) and its bytes are counted on that CTA's barrier of the same place. Elements
-//                             outside the tensor arrive as zeros, and count.
-//   mma                       returns at once; reads both operands any time until the mma_wait that covers its group returns.
-//   mma_commit, mma_wait<n>   closes a group; waits until at most n groups are unfinished. Groups finish in order.
-//   round                     rounds the accumulator to 16 bits, to nearest even, in registers.
-//   stage                     puts a piece (of the rounded result, or of the fp32 accumulator) into the staging slot, by
+//   load<multicast>           returns at once; some time later the box is in shared memory (of every CTA of
+//   the mask, at the
+//                             same offset) and its bytes are counted on that CTA's barrier of the same place.
+//                             Elements outside the tensor arrive as zeros, and count.
+//   mma                       returns at once; reads both operands any time until the mma_wait that covers
+//   its group returns. mma_commit, mma_wait<n>   closes a group; waits until at most n groups are unfinished.
+//   Groups finish in order. round                     rounds the accumulator to 16 bits, to nearest even, in
+//   registers. stage                     puts a piece (of the rounded result, or of the fp32 accumulator)
+//   into the staging slot, by
 //                             ordinary writes.
-//   fence_proxy_async         ordinary writes of this thread before it are seen by copies that are issued after it.
-//   consumer_sync             all 128 threads of this consumer meet.
-//   store                     returns at once; reads the slot any time until store_wait_read<n> covers it. Clips at the edges.
-//                             HAZARD: writes the tensor's last 16 bytes of a row whole, also where the row ends inside them.
-//   store_direct              leaves the slot by ordinary writes, element by element inside the result; to store_wait_read it
+//   fence_proxy_async         ordinary writes of this thread before it are seen by copies that are issued
+//   after it. consumer_sync             all 128 threads of this consumer meet. store returns at once; reads
+//   the slot any time until store_wait_read<n> covers it. Clips at the edges.
+//                             HAZARD: writes the tensor's last 16 bytes of a row whole, also where the row
+//                             ends inside them.
+//   store_direct              leaves the slot by ordinary writes, element by element inside the result; to
+//   store_wait_read it
 //                             is a store that has finished.
 //   store_wait_read<n>        all but the last n stores have read their slots; then consumer_sync.
 //   store_drain               every store is done, in memory too.
@@ -46,31 +54,32 @@ concept Barriers = requires(Hw& hw, int stage, uint32_t parity, int bytes, uint3
 };
 
 template <class Hw>
-concept Hardware = Barriers<Hw> && requires(Hw& hw, const typename Hw::TensorMap& map, typename Hw::Accumulator& acc,
-                                            typename Hw::Rounded& rounded, int i, CachePolicy policy,
-                                            const EpilogueParams& epilogue, const Tile& tile) {
-  { Hw::kKernelConfig } -> std::convertible_to<KernelConfig>;
-  { hw.is_leader() } -> std::same_as<bool>;
-  hw.cta_sync();
-  hw.cluster_sync();
-  { hw.cluster() } -> std::same_as<int>;
-  { hw.num_clusters() } -> std::same_as<int>;
-  { hw.cta_rank() } -> std::same_as<int>;
-  { hw.consumer() } -> std::same_as<int>;
-  hw.template load<true>(map, i, hw.full(0), i, i, i, i, 1u, policy);
-  hw.mma(acc, i, true);
-  hw.mma_commit();
-  hw.template mma_wait<1>(acc);
-  hw.scale(acc, epilogue, tile);
-  hw.round(acc, rounded);
-  hw.template stage<64>(rounded, i, i, i);
-  hw.template stage<32>(acc, i, i, i);
-  hw.fence_proxy_async();
-  hw.consumer_sync();
-  hw.store(map, i, i, i, i, i, policy);
-  hw.template store_direct<64>(epilogue, i, i, i, tile);
-  hw.template store_wait_read<1>();
-  hw.store_drain();
-};
+concept Hardware =
+    Barriers<Hw> && requires(Hw& hw, const typename Hw::TensorMap& map, typename Hw::Accumulator& acc,
+                             typename Hw::Rounded& rounded, int i, CachePolicy policy,
+                             const EpilogueParams& epilogue, const Tile& tile) {
+      { Hw::kKernelConfig } -> std::convertible_to<KernelConfig>;
+      { hw.is_leader() } -> std::same_as<bool>;
+      hw.cta_sync();
+      hw.cluster_sync();
+      { hw.cluster() } -> std::same_as<int>;
+      { hw.num_clusters() } -> std::same_as<int>;
+      { hw.cta_rank() } -> std::same_as<int>;
+      { hw.consumer() } -> std::same_as<int>;
+      hw.template load<true>(map, i, hw.full(0), i, i, i, i, 1u, policy);
+      hw.mma(acc, i, true);
+      hw.mma_commit();
+      hw.template mma_wait<1>(acc);
+      hw.scale(acc, epilogue, tile);
+      hw.round(acc, rounded);
+      hw.template stage<64>(rounded, i, i, i);
+      hw.template stage<32>(acc, i, i, i);
+      hw.fence_proxy_async();
+      hw.consumer_sync();
+      hw.store(map, i, i, i, i, i, policy);
+      hw.template store_direct<64>(epilogue, i, i, i, tile);
+      hw.template store_wait_read<1>();
+      hw.store_drain();
+    };
 
 }  // namespace hopgemm

@@ -1,4 +1,5 @@
-// A consumer: a warpgroup that only issues wgmma, then sends its part of the tile out. One wgmma group stays in flight.
+// A consumer: a warpgroup that only issues wgmma, then sends its part of the tile out. One wgmma group stays
+// in flight.
 #pragma once
 #include "kernel/epilogue.h"
 #include "kernel/layout.h"
@@ -22,11 +23,11 @@ HOPGEMM_DEVICE void main_loop_step(Hw& hw, typename Hw::Accumulator& acc, Pipeli
   state.advance();
 }
 
-// acc = a @ b over all of K for one tile. `meanwhile(i)` is called for i = 0 .. kMeanwhile - 1 after the i-th step has been
-// issued (or K has ended): work for this warpgroup while the tensor cores are busy.
+// acc = a @ b over all of K for one tile. `meanwhile(i)` is called for i = 0 .. kMeanwhile - 1 after the i-th
+// step has been issued (or K has ended): work for this warpgroup while the tensor cores are busy.
 template <int kMeanwhile, class Hw, int kStages, class Meanwhile>
-HOPGEMM_DEVICE void main_loop(Hw& hw, typename Hw::Accumulator& acc, PipelineState<kStages>& state, int k_tiles,
-                              uint32_t peers, Meanwhile&& meanwhile) {
+HOPGEMM_DEVICE void main_loop(Hw& hw, typename Hw::Accumulator& acc, PipelineState<kStages>& state,
+                              int k_tiles, uint32_t peers, Meanwhile&& meanwhile) {
   PipelineState<kStages> previous = state;
   HOPGEMM_UNROLL
   for (int i = 0; i < kMeanwhile; ++i) {
@@ -34,7 +35,8 @@ HOPGEMM_DEVICE void main_loop(Hw& hw, typename Hw::Accumulator& acc, PipelineSta
     meanwhile(i);
   }
   for (int i = kMeanwhile; i < k_tiles; ++i) main_loop_step(hw, acc, state, previous, i == 0, peers);
-  if constexpr (!is_cooperative(Hw::kKernelConfig)) hw.arrive(hw.turn(1 - hw.consumer()));  // pairs with the wait in consume()
+  if constexpr (!is_cooperative(Hw::kKernelConfig))
+    hw.arrive(hw.turn(1 - hw.consumer()));  // pairs with the wait in consume()
   hw.template mma_wait<0>(acc);
   consumer_release(hw, previous, peers);
 }
@@ -46,10 +48,11 @@ template <class Hw> HOPGEMM_DEVICE void consume(Hw& hw, const GemmParams<typenam
   typename Hw::Accumulator acc;
   PipelineState<kConfig.num_stages> state;
   StagingState staging;
-  RoundedTile<Hw> rounded;  // cooperative: the last tile's result, which leaves during the next tile's main loop
+  RoundedTile<Hw> rounded;  // cooperative: the last tile's result, leaves under the next main loop
   uint32_t turn_phase = consumer ^ 1;  // consumer 0 goes first: its first wait passes
-  int owner = 0;                       // ping-pong: whose tile it is
-  for (TileScheduler<kConfig> tiles(p.grid, hw.cluster(), hw.num_clusters(), hw.cta_rank()); tiles.valid(); tiles.next()) {
+  int owner = 0;  // ping-pong: whose tile it is
+  for (TileScheduler<kConfig> tiles(p.grid, hw.cluster(), hw.num_clusters(), hw.cta_rank()); tiles.valid();
+       tiles.next()) {
     const bool mine = is_cooperative(kConfig) || owner == consumer;
     owner ^= 1;
     if (!mine) {
@@ -57,13 +60,15 @@ template <class Hw> HOPGEMM_DEVICE void consume(Hw& hw, const GemmParams<typenam
       continue;
     }
     if constexpr (!is_cooperative(kConfig)) {
-      hw.wait(hw.turn(consumer), turn_phase);  // the tensor cores are the other one's until it has issued its last wgmma
+      // The tensor cores are the other one's until it has issued its last wgmma.
+      hw.wait(hw.turn(consumer), turn_phase);
       turn_phase ^= 1;
     }
     Tile t = tiles.tile();
     if constexpr (is_cooperative(kConfig)) {
       t.m += consumer * consumer_m(kConfig);
-      main_loop<kPieces<kConfig, 64>>(hw, acc, state, p.k_tiles, peers, [&](int piece) { store_rounded(hw, rounded, piece, p, staging); });
+      main_loop<kPieces<kConfig, 64>>(hw, acc, state, p.k_tiles, peers,
+                                      [&](int piece) { store_rounded(hw, rounded, piece, p, staging); });
     } else {
       main_loop<0>(hw, acc, state, p.k_tiles, peers, [](int) {});
     }

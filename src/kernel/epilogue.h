@@ -1,8 +1,10 @@
-// From accumulators to memory: scale in fp32, round once, stage 64 rows x 128 bytes in swizzled shared memory, and let TMA
-// carry it away while the next piece is staged. What TMA cannot write leaves the staging buffer by plain stores.
+// From accumulators to memory: scale in fp32, round once, stage 64 rows x 128 bytes in swizzled shared
+// memory, and let TMA carry it away while the next piece is staged. What TMA cannot write leaves the staging
+// buffer by plain stores.
 //
-// Cooperative consumers share a tile, so that no other math runs under their epilogue: they keep a 16-bit result in
-// registers, half as many as its sums took, and stage it between the steps of the next tile's main loop.
+// Cooperative consumers share a tile, so that no other math runs under their epilogue: they keep a 16-bit
+// result in registers, half as many as its sums took, and stage it between the steps of the next tile's main
+// loop.
 #pragma once
 #include "kernel/layout.h"
 #include "kernel/params.h"
@@ -15,7 +17,8 @@ struct StagingState {
 };
 
 // A piece is 64 rows of 128 bytes: kColumns is 64 for 16-bit results, 32 for fp32.
-template <KernelConfig kConfig, int kColumns> inline constexpr int kPieces = mma_rows(kConfig) * kConfig.tile_n / kColumns;
+template <KernelConfig kConfig, int kColumns> inline constexpr int kPieces =
+    mma_rows(kConfig) * kConfig.tile_n / kColumns;
 
 // A 16-bit result on its way out; `waiting` false: none.
 template <class Hw> struct RoundedTile {
@@ -30,7 +33,8 @@ HOPGEMM_DEVICE void store_piece(Hw& hw, const Values& values, int index, const T
   constexpr int kAcross = Hw::kKernelConfig.tile_n / kColumns;
   const int row = index / kAcross, piece = index % kAcross;
   const int m = t.m + row * kMmaM, n = t.n + piece * kColumns;
-  hw.template store_wait_read<kStagingSlots - 1>();  // the slot's last reader is done; all threads of the consumer agree
+  hw.template store_wait_read<kStagingSlots -
+                              1>();  // the slot's last reader is done; all threads of the consumer agree
   hw.template stage<kColumns>(values, row, piece, staging.slot);
   if (n + kColumns <= p.epilogue.tma_columns) {
     hw.fence_proxy_async();  // HAZARD: without it TMA may read what was there before
@@ -42,17 +46,17 @@ HOPGEMM_DEVICE void store_piece(Hw& hw, const Values& values, int index, const T
   staging.advance();
 }
 
-template <class Hw>
-HOPGEMM_DEVICE void store_rounded(Hw& hw, RoundedTile<Hw>& rounded, int piece, const GemmParams<typename Hw::TensorMap>& p,
-                                  StagingState& staging) {
+template <class Hw> HOPGEMM_DEVICE void store_rounded(Hw& hw, RoundedTile<Hw>& rounded, int piece,
+                                                      const GemmParams<typename Hw::TensorMap>& p,
+                                                      StagingState& staging) {
   if (!rounded.waiting) return;
   store_piece<64>(hw, rounded.values, piece, rounded.tile, p, staging);
   if (piece == kPieces<Hw::kKernelConfig, 64> - 1) rounded.waiting = false;
 }
 
-template <class Hw>
-HOPGEMM_DEVICE void epilogue(Hw& hw, typename Hw::Accumulator& acc, const Tile& t,
-                             const GemmParams<typename Hw::TensorMap>& p, StagingState& staging, RoundedTile<Hw>& rounded) {
+template <class Hw> HOPGEMM_DEVICE void epilogue(Hw& hw, typename Hw::Accumulator& acc, const Tile& t,
+                                                 const GemmParams<typename Hw::TensorMap>& p,
+                                                 StagingState& staging, RoundedTile<Hw>& rounded) {
   constexpr KernelConfig kConfig = Hw::kKernelConfig;
   if (p.epilogue.scaled) hw.scale(acc, p.epilogue, t);
   if (p.epilogue.d.dtype == DType::kF32) {

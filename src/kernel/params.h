@@ -6,7 +6,8 @@
 
 namespace hopgemm {
 
-// A tile element's address is data + row * row_stride + col * col_stride + batch terms, in elements of `dtype`.
+// A tile element's address is data + row * row_stride + col * col_stride + batch terms, in elements of
+// `dtype`.
 struct EpilogueMatrix {
   const void* data;
   int64_t row_stride, col_stride, batch_inner_stride, batch_outer_stride;
@@ -21,7 +22,8 @@ struct EpilogueParams {
   EpilogueMatrix bias;  // row_stride 0
   EpilogueMatrix d;     // where the direct store writes
   int m, n;
-  int tma_columns;  // pieces of the tile that end by this column leave by TMA, the others by plain stores (normal_form.cc)
+  int tma_columns;  // pieces of the tile that end by this column leave by TMA, the others by plain stores
+                    // (normal_form.cc)
 };
 
 template <class TensorMap> struct GemmParams {

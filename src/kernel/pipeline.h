@@ -1,5 +1,5 @@
-// The ring of stages: who waits for which barrier with which parity. Producer and consumers walk the ring in the same
-// order for ever; nothing is reset between tiles.
+// The ring of stages: who waits for which barrier with which parity. Producer and consumers walk the ring in
+// the same order for ever; nothing is reset between tiles.
 //
 //   full[s]   producer's one arrival + the bytes of the whole stage -> the consumers may read
 //   empty[s]  every consumer that reads what this CTA's loads write -> the producer may overwrite
@@ -34,11 +34,13 @@ HOPGEMM_DEVICE void producer_acquire(Hw& hw, const PipelineState<kStages>& state
   hw.arrive_expect_tx(hw.full(state.stage), bytes);
 }
 
-template <class Hw, int kStages> HOPGEMM_DEVICE void consumer_wait(Hw& hw, const PipelineState<kStages>& state) {
+template <class Hw, int kStages>
+HOPGEMM_DEVICE void consumer_wait(Hw& hw, const PipelineState<kStages>& state) {
   hw.wait(hw.full(state.stage), state.phase);  // pairs with arrive_expect_tx and the bytes of the copies
 }
 
-// HAZARD: only after the wait for the wgmma that reads the stage. `peers`: every CTA whose loads write into this one.
+// HAZARD: only after the wait for the wgmma that reads the stage. `peers`: every CTA whose loads write into
+// this one.
 template <class Hw, int kStages>
 HOPGEMM_DEVICE void consumer_release(Hw& hw, const PipelineState<kStages>& state, uint32_t peers) {
   hw.arrive_cluster(hw.empty(state.stage), peers);  // pairs with producer_acquire, here and in the peers

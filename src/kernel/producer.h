@@ -1,4 +1,5 @@
-// The producer: one thread that only orders copies. It runs ahead of the consumers by the depth of the ring, across tiles.
+// The producer: one thread that only orders copies. It runs ahead of the consumers by the depth of the ring,
+// across tiles.
 #pragma once
 #include "kernel/layout.h"
 #include "kernel/params.h"
@@ -8,15 +9,16 @@ namespace hopgemm {
 
 // One operand's share of a stage. `slice`: which part this CTA loads for all `mask`ed CTAs of its cluster.
 template <OperandTile kTile, class Hw, class TensorMap>
-HOPGEMM_DEVICE void load_operand(Hw& hw, const TensorMap& map, int stage, int stage_offset, int slice, uint32_t mask, int mn,
-                                 int k, int batch_inner, int batch_outer, CachePolicy policy) {
+HOPGEMM_DEVICE void load_operand(Hw& hw, const TensorMap& map, int stage, int stage_offset, int slice,
+                                 uint32_t mask, int mn, int k, int batch_inner, int batch_outer,
+                                 CachePolicy policy) {
   HOPGEMM_UNROLL
   for (int i = 0; i < num_boxes(kTile); ++i) {
     const Box box = box_at(kTile, slice, i);
     const int inner = (kTile.major == Major::kK ? k : mn) + box.inner;
     const int outer = (kTile.major == Major::kK ? mn : k) + box.outer;
-    hw.template load<(kTile.sharers > 1)>(map, stage_offset + box.offset_bytes, hw.full(stage), inner, outer, batch_inner,
-                                          batch_outer, mask, policy);
+    hw.template load<(kTile.sharers > 1)>(map, stage_offset + box.offset_bytes, hw.full(stage), inner, outer,
+                                          batch_inner, batch_outer, mask, policy);
   }
 }
 
@@ -27,7 +29,8 @@ template <class Hw> HOPGEMM_DEVICE void produce(Hw& hw, const GemmParams<typenam
   const int a_slice = cluster_n_index(kConfig, rank), b_slice = cluster_m_index(kConfig, rank);
   const uint32_t a_mask = a_multicast_mask(kConfig, rank), b_mask = b_multicast_mask(kConfig, rank);
   PipelineState<kConfig.num_stages> state;
-  for (TileScheduler<kConfig> tiles(p.grid, hw.cluster(), hw.num_clusters(), rank); tiles.valid(); tiles.next()) {
+  for (TileScheduler<kConfig> tiles(p.grid, hw.cluster(), hw.num_clusters(), rank); tiles.valid();
+       tiles.next()) {
     const Tile t = tiles.tile();
     for (int i = 0; i < p.k_tiles; ++i) {
       const int k = (t.k_reversed ? p.k_tiles - 1 - i : i) * kTileK;

@@ -1,5 +1,6 @@
-// Which CTA does which tile in which order: a pure function of coordinates and Schedule, the same on GPU, host, emulator.
-// The grid is a fixed pool; cluster i takes tiles i, i + pool, ... No counter, no atomics, no state beyond an index.
+// Which CTA does which tile in which order: a pure function of coordinates and Schedule, the same on GPU,
+// host, emulator. The grid is a fixed pool; cluster i takes tiles i, i + pool, ... No counter, no atomics, no
+// state beyond an index.
 #pragma once
 #include "config/config.h"
 #include "hw/device.h"
@@ -28,17 +29,25 @@ struct Tile {  // one CTA's tile: first row and column, in elements; may lie who
 
 HOPGEMM_HOST_DEVICE constexpr int ceil_div(int64_t x, int64_t y) { return static_cast<int>((x + y - 1) / y); }
 
-HOPGEMM_HOST_DEVICE constexpr TileGrid make_tile_grid(const Config& config, int64_t m, int64_t n, int batch_inner,
-                                                 int batch_outer) {
+HOPGEMM_HOST_DEVICE constexpr TileGrid make_tile_grid(const Config& config, int64_t m, int64_t n,
+                                                      int batch_inner, int batch_outer) {
   const KernelConfig& k = config.kernel;
   const int m_blocks = ceil_div(m, k.tile_m * k.cluster_m), n_blocks = ceil_div(n, k.tile_n * k.cluster_n);
   const int across = config.schedule.along_m ? n_blocks : m_blocks;
-  const int group = config.schedule.group < across ? config.schedule.group : across;  // so that group * length fits
-  return {m_blocks, n_blocks, batch_inner, batch_outer, m_blocks * n_blocks * batch_inner * batch_outer,
-          group, config.schedule.k_period, config.schedule.along_m};
+  const int group =
+      config.schedule.group < across ? config.schedule.group : across;  // so that group * length fits
+  return {m_blocks,
+          n_blocks,
+          batch_inner,
+          batch_outer,
+          m_blocks * n_blocks * batch_inner * batch_outer,
+          group,
+          config.schedule.k_period,
+          config.schedule.along_m};
 }
 
-// Strips run to and fro (a boustrophedon): the last tiles of one strip are next to the first of the following one.
+// Strips run to and fro (a boustrophedon): the last tiles of one strip are next to the first of the following
+// one.
 HOPGEMM_HOST_DEVICE constexpr Block block_at(const TileGrid& g, int index) {
   const int per_product = g.m_blocks * g.n_blocks;
   const int product = index / per_product;
@@ -63,7 +72,10 @@ HOPGEMM_HOST_DEVICE constexpr Block block_at(const TileGrid& g, int index) {
 template <KernelConfig kConfig> class TileScheduler {
  public:
   HOPGEMM_DEVICE TileScheduler(const TileGrid& grid, int cluster, int num_clusters, int cta_rank)
-      : grid_(grid), index_(cluster), step_(num_clusters), cta_rank_(cta_rank) {}
+      : grid_(grid),
+        index_(cluster),
+        step_(num_clusters),
+        cta_rank_(cta_rank) {}
   HOPGEMM_DEVICE bool valid() const { return index_ < grid_.num_blocks; }
   HOPGEMM_DEVICE void next() { index_ += step_; }
   HOPGEMM_DEVICE Tile tile() const {

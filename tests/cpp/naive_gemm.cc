@@ -1,5 +1,6 @@
-// A stand-in for libhopgemm.so on host memory: src/api/gemm.h with the plainest loops, so that what the bindings make
-// of tensors (strides, batches, epilogue, errors, workspace) is tested without a GPU. Knows no rule of TMA.
+// A stand-in for libhopgemm.so on host memory: src/api/gemm.h with the plainest loops, so that what the
+// bindings make of tensors (strides, batches, epilogue, errors, workspace) is tested without a GPU. Knows no
+// rule of TMA.
 #include <cmath>
 #include <cstring>
 
@@ -46,7 +47,8 @@ int64_t dot(const int64_t* index, const int64_t* stride, int dims) {
 // The bytes from the first element of a matrix to the end of its last.
 struct Extent {
   const char *begin, *end;
-  Extent(const Problem& p, const Matrix& m, int64_t rows, int64_t cols) : begin(static_cast<const char*>(m.data)) {
+  Extent(const Problem& p, const Matrix& m, int64_t rows, int64_t cols)
+      : begin(static_cast<const char*>(m.data)) {
     int64_t last = (rows - 1) * m.row_stride + (cols - 1) * m.col_stride, elems = rows * cols;
     for (int i = 0; i < p.batch_dims; ++i) last += (p.batch[i] - 1) * m.batch_stride[i], elems *= p.batch[i];
     end = elems ? begin + (last + 1) * size_of(m.dtype) : begin;
@@ -120,7 +122,8 @@ Status gemm(const Problem& p, const Plan& plan, void* workspace, void*) {
         sum *= p.alpha;
         if (p.beta != 0) sum += p.beta * load(p.c.data, p.c.dtype, offset(p.c, i, j));
         if (p.bias.data)
-          sum += load(p.bias.data, p.bias.dtype, dot(index, p.bias.batch_stride, p.batch_dims) + j * p.bias.stride);
+          sum += load(p.bias.data, p.bias.dtype,
+                      dot(index, p.bias.batch_stride, p.batch_dims) + j * p.bias.stride);
         store(const_cast<void*>(p.d.data), p.d.dtype, offset(p.d, i, j), sum);
       }
   }

@@ -1,5 +1,5 @@
-// A host stand-in for the kernel, for tests only: the CUDA handler's attributes, operands and Problem, then a naive strided
-// product with fp32 sums and one rounding. Counts its calls and remembers the last one.
+// A host stand-in for the kernel, for tests only: the CUDA handler's attributes, operands and Problem, then a
+// naive strided product with fp32 sums and one rounding. Counts its calls and remembers the last one.
 #include <cstdint>
 #include <cstring>
 #include <mutex>
@@ -32,7 +32,8 @@ void store(void* data, DType type, int64_t i, float f) {
     uint32_t u;
     std::memcpy(&u, &f, 4);
     const bool nan = (u & 0x7fffffff) > 0x7f800000;
-    static_cast<uint16_t*>(data)[i] = nan ? 0x7fc0 : static_cast<uint16_t>((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+    static_cast<uint16_t*>(data)[i] =
+        nan ? 0x7fc0 : static_cast<uint16_t>((u + 0x7fff + ((u >> 16) & 1)) >> 16);
   }
 }
 
@@ -63,8 +64,9 @@ void multiply(const Problem& p, void* d) {
   }
 }
 
-ffi::Error matmul(std::string_view spec, std::string_view epilogue, std::string_view config, float alpha, float beta,
-                  int64_t sm_limit, bool batch_invariant, ffi::RemainingArgs args, ffi::RemainingRets rets) {
+ffi::Error matmul(std::string_view spec, std::string_view epilogue, std::string_view config, float alpha,
+                  float beta, int64_t sm_limit, bool batch_invariant, ffi::RemainingArgs args,
+                  ffi::RemainingRets rets) {
   Call call;
   if (Status s = read_call(spec, epilogue, args, rets, call); !s.ok()) return error_of(s);
   call.problem.alpha = alpha, call.problem.beta = beta;
@@ -98,8 +100,10 @@ extern "C" int64_t host_calls() { return hopgemm::xla_call::g_calls; }
 // "spec;epilogue;config;sm_limit;batch_invariant;workspace_bytes" of the last call.
 extern "C" const char* host_last() { return hopgemm::xla_call::g_last.c_str(); }
 
-// The Problem that labels and shapes make, as text; `dims` holds all operands' dimensions one after the other.
-extern "C" void host_describe(const char* spec, const char* epilogue, const int64_t* dims, char* text, size_t size) {
+// The Problem that labels and shapes make, as text; `dims` holds all operands' dimensions one after the
+// other.
+extern "C" void host_describe(const char* spec, const char* epilogue, const int64_t* dims, char* text,
+                              size_t size) {
   using namespace hopgemm;
   using namespace hopgemm::xla_call;
   Labels labels;

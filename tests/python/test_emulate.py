@@ -73,7 +73,11 @@ def test_a_named_config_and_its_log():
     [
         ({"a": [[1.0]]}, TypeError, "a is a list"),
         ({"a": integers(0, (8, 8), np.float16)}, TypeError, "a is float16, b is bfloat16"),
-        ({"a": integers(0, (8, 8), np.int32), "b": integers(0, (8, 8), np.int32)}, TypeError, "a is int32; supported"),
+        (
+            {"a": integers(0, (8, 8), np.int32), "b": integers(0, (8, 8), np.int32)},
+            TypeError,
+            "a is int32; supported",
+        ),
         ({"a": integers(0, (8, 9))}, ValueError, r"a is \(8, 9\), b is \(8, 8\)"),
         ({"a": integers(0, 8)}, ValueError, r"a is \(8,\)"),
         ({"config": "fast"}, ValueError, "config 'fast' is unknown"),

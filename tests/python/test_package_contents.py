@@ -42,7 +42,9 @@ def test_one_wheel_for_every_python():
 
 def test_files():
     files = {str(file) for file in importlib.metadata.files("hopgemm")}
-    assert {f"hopgemm/{name}" for name in (*BINARIES, "_core.pyi", "py.typed", "include/hopgemm/gemm.h")} <= files
+    assert {
+        f"hopgemm/{name}" for name in (*BINARIES, "_core.pyi", "py.typed", "include/hopgemm/gemm.h")
+    } <= files
     kinds = {Path(file).suffix for file in files if file.startswith("hopgemm/")}
     assert kinds == {".h", ".py", ".pyi", ".so", ".typed"} | kinds & {".pyc"}  # pip compiles what it installs
 

@@ -110,7 +110,9 @@ def test_pairs_of_all_sizes():
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_odd_sizes_take_both_paths(dtype):
     sweep = Sweep()
-    for m, n, k in itertools.product([3, 31, 65, 107, 129, 255], [5, 33, 63, 127, 257], [7, 63, 65, 105, 200 + 1]):
+    for m, n, k in itertools.product(
+        [3, 31, 65, 107, 129, 255], [5, 33, 63, 127, 257], [7, 63, 65, 105, 200 + 1]
+    ):
         for majors in MAJORS:
             sweep.case(m, n, k, dtype, majors, padded=True)
             sweep.case(m, n, k, dtype, majors, padded=False)
@@ -133,7 +135,15 @@ def test_every_config(config):
     dtype = torch.bfloat16 if config.startswith("bf16") else torch.float16
     majors = config.split("_")[1]
     sweep = Sweep()
-    for m, n, k in [(8, 16, 8), (129, 257, 72), (300, 520, 200), (2048, 1536, 64), (1, 4096, 136), (2000, 9, 1000), (3333, 2777, 328)]:
+    for m, n, k in [
+        (8, 16, 8),
+        (129, 257, 72),
+        (300, 520, 200),
+        (2048, 1536, 64),
+        (1, 4096, 136),
+        (2000, 9, 1000),
+        (3333, 2777, 328),
+    ]:
         for padded, out_dtype in ((True, None), (True, torch.float32)):
             if min(m, n, k) > 1:  # with a size of 1 an operand has both majors, and the plan takes K
                 sweep.case(m, n, k, dtype, majors, padded, out_dtype, config)
@@ -145,8 +155,17 @@ def test_every_config(config):
     assert (buffer[333 * 1001 :] == CANARY).all()
 
 
-@pytest.mark.parametrize("schedule", ["+n8", "+m1", "+m3", "+m8+k8", "+n4+k3", "+m16+k8+ctas128", "+ctas2", "+af+bl+df"])
-@pytest.mark.parametrize("kernel", ["bf16_kk_128x256x64_c2x1_s4_coop", "bf16_kk_256x128x64_c1x2_s4_coop", "bf16_kk_128x128x64_c2x1_s6_pingpong"])
+@pytest.mark.parametrize(
+    "schedule", ["+n8", "+m1", "+m3", "+m8+k8", "+n4+k3", "+m16+k8+ctas128", "+ctas2", "+af+bl+df"]
+)
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        "bf16_kk_128x256x64_c2x1_s4_coop",
+        "bf16_kk_256x128x64_c1x2_s4_coop",
+        "bf16_kk_128x128x64_c2x1_s6_pingpong",
+    ],
+)
 def test_every_walk(kernel, schedule):
     sweep = Sweep()
     for m, n, k in [(1100, 2900, 200), (130, 4100, 136), (4100, 130, 136), (256, 512, 72)]:
@@ -158,8 +177,16 @@ def test_every_walk(kernel, schedule):
 def test_configs_agree_bit_for_bit(dtype, layout):
     """K runs forwards in every kernel, one multiply-add chain an element: the tile must not show in the bits."""
     short = "bf16" if dtype == torch.bfloat16 else "f16"
-    a = torch.randn(520, 1000, device="cuda").to(dtype) if layout[0] == "k" else torch.randn(1000, 520, device="cuda").to(dtype).t()
-    b = torch.randn(1000, 776, device="cuda").to(dtype) if layout[1] == "n" else torch.randn(776, 1000, device="cuda").to(dtype).t()
+    a = (
+        torch.randn(520, 1000, device="cuda").to(dtype)
+        if layout[0] == "k"
+        else torch.randn(1000, 520, device="cuda").to(dtype).t()
+    )
+    b = (
+        torch.randn(1000, 776, device="cuda").to(dtype)
+        if layout[1] == "n"
+        else torch.randn(776, 1000, device="cuda").to(dtype).t()
+    )
     names = [c for c in _core.configs() if c.startswith(f"{short}_{layout}_")]
     want = hopgemm.matmul(a, b, config=names[0], out_dtype=torch.float32)
     for name in names[1:]:
@@ -180,7 +207,9 @@ def test_any_number_of_sms(sms):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("m, n, k", [(512, 512, 512), (100, 3000, 4096), (1000, 72, 16384), (2048, 2048, 2048)])
+@pytest.mark.parametrize(
+    "m, n, k", [(512, 512, 512), (100, 3000, 4096), (1000, 72, 16384), (2048, 2048, 2048)]
+)
 def test_random_data_within_the_bound(m, n, k, dtype):
     """|error| <= u |ref| + K 2^-23 (|a| x |b|), plus half the smallest subnormal in fp16; RMS within 1.02 of cuBLAS's."""
     a, b = (torch.randn(*s, device="cuda").to(dtype) for s in ((m, k), (k, n)))
@@ -202,21 +231,32 @@ def test_a_tile_names_itself():
     p = torch.randperm(n, device="cuda")
     a = torch.zeros(n, n, device="cuda", dtype=torch.float16)
     a[torch.arange(n, device="cuda"), p] = 1
-    b = torch.arange(n, device="cuda", dtype=torch.float16).unsqueeze(1) + torch.zeros(n, n, device="cuda", dtype=torch.float16)
+    b = torch.arange(n, device="cuda", dtype=torch.float16).unsqueeze(1) + torch.zeros(
+        n, n, device="cuda", dtype=torch.float16
+    )
     for config in (c for c in _core.configs() if c.startswith("f16_kn")):
         assert torch.equal(hopgemm.matmul(a, b, config=config)[:, 5], p.half()), config
-        assert torch.equal(hopgemm.matmul(a, b.t(), config=config.replace("_kn_", "_kk_"))[7], (a @ b.t())[7]), config
+        assert torch.equal(
+            hopgemm.matmul(a, b.t(), config=config.replace("_kn_", "_kk_"))[7], (a @ b.t())[7]
+        ), config
 
 
 def test_nan_and_inf_stay_in_their_rows():
-    a, b = torch.ones(300, 264, device="cuda", dtype=torch.bfloat16), torch.ones(264, 200, device="cuda", dtype=torch.bfloat16)
+    a, b = (
+        torch.ones(300, 264, device="cuda", dtype=torch.bfloat16),
+        torch.ones(264, 200, device="cuda", dtype=torch.bfloat16),
+    )
     a[17, 100] = float("inf")
     b[100, ::3] = -1
     b[100, 1::3] = 0
     a[201, 33] = float("nan")
     clean = hopgemm.matmul(torch.ones_like(a), b)
     got = hopgemm.matmul(a, b)
-    assert (got[17, ::3] == -float("inf")).all() and got[17, 1::3].isnan().all() and (got[17, 2::3] == float("inf")).all()
+    assert (
+        (got[17, ::3] == -float("inf")).all()
+        and got[17, 1::3].isnan().all()
+        and (got[17, 2::3] == float("inf")).all()
+    )
     assert got[201].isnan().all()
     rest = [i for i in range(300) if i not in (17, 201)]
     assert torch.equal(got[rest], clean[rest])
@@ -229,7 +269,9 @@ def test_rounding_and_subnormals():
         assert (hopgemm.matmul(ones(8, k, dtype=dtype), ones(k, 8, dtype=dtype)) == want).all()
         assert (hopgemm.matmul(-ones(8, k, dtype=dtype), ones(k, 8, dtype=dtype)) == -want).all()
     for k, want in ((65519, 65504.0), (65520, float("inf"))):
-        assert (hopgemm.matmul(ones(1, k, dtype=torch.float16), ones(k, 8, dtype=torch.float16)) == want).all()
+        assert (
+            hopgemm.matmul(ones(1, k, dtype=torch.float16), ones(k, 8, dtype=torch.float16)) == want
+        ).all()
     tiny = torch.full((8, 1), 2.0**-24, device="cuda", dtype=torch.float16)
     big = torch.full((1, 8), 1024.0, device="cuda", dtype=torch.float16)
     assert (hopgemm.matmul(tiny, big) == 2.0**-14).all()
@@ -241,7 +283,10 @@ def test_rounding_and_subnormals():
 @pytest.mark.parametrize("m, n, k", [(65600, 65600, 8), (8, 8, 2**28 + 8), (65536, 16, 32776)])
 def test_beyond_32_bits(m, n, k):
     """More than 2^31 elements, or 2^32 bytes, in the result, along K, in an operand."""
-    a, b = torch.zeros(m, k, device="cuda", dtype=torch.bfloat16), torch.ones(n, k, device="cuda", dtype=torch.bfloat16).t()
+    a, b = (
+        torch.zeros(m, k, device="cuda", dtype=torch.bfloat16),
+        torch.ones(n, k, device="cuda", dtype=torch.bfloat16).t(),
+    )
     rows = sorted({0, 1, m // 2, (2**31 - 1) // max(n, k) % m, (2**31) // max(n, k) % m, m - 1})
     for i, row in enumerate(rows):
         a[row, k - 1 - i] = i + 1
@@ -252,7 +297,9 @@ def test_beyond_32_bits(m, n, k):
 
 
 def test_a_column_of_a_big_matrix():
-    big = torch.zeros(16909322, 127, device="cuda", dtype=torch.float16)  # its last row lies beyond 2^31 elements
+    big = torch.zeros(
+        16909322, 127, device="cuda", dtype=torch.float16
+    )  # its last row lies beyond 2^31 elements
     big[::4096, 5:6] = 1
     v = big[:, 5:6]
     assert hopgemm.matmul(v.t(), v, out_dtype=torch.float32).item() == v.sum(dtype=torch.float64).item()
@@ -265,7 +312,10 @@ def test_a_batch_beyond_65535():
 
 
 def test_the_same_bits_every_time():
-    a, b = torch.randn(3000, 2048, device="cuda").bfloat16(), torch.randn(2048, 3000, device="cuda").bfloat16()
+    a, b = (
+        torch.randn(3000, 2048, device="cuda").bfloat16(),
+        torch.randn(2048, 3000, device="cuda").bfloat16(),
+    )
     want = hopgemm.matmul(a, b)
     busy = torch.cuda.Stream()
     for i in range(50):
@@ -287,7 +337,9 @@ def test_a_row_depends_on_nothing_else():
 def test_device_facts():
     info = hopgemm.device_info(0)
     assert info["compute_capability"] == (9, 0)
-    assert hopgemm.sm_count(0) == info["sm_count"] == torch.cuda.get_device_properties(0).multi_processor_count
+    assert (
+        hopgemm.sm_count(0) == info["sm_count"] == torch.cuda.get_device_properties(0).multi_processor_count
+    )
 
 
 def test_gemm_on_any_dlpack_array():

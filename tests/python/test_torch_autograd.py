@@ -108,7 +108,11 @@ COTANGENTS = {
 @pytest.mark.parametrize("cotangent", COTANGENTS)
 @pytest.mark.parametrize("shape_a, shape_b", SHAPES)
 def test_layouts_of_cotangents(cotangent, shape_a, shape_b):
-    for view in (lambda t: t, lambda t: t.mT.contiguous().mT, lambda t: torch.nn.functional.pad(t, (0, 3))[..., :-3]):
+    for view in (
+        lambda t: t,
+        lambda t: t.mT.contiguous().mT,
+        lambda t: torch.nn.functional.pad(t, (0, 3))[..., :-3],
+    ):
         leaves = integers(*shape_a, grad=True), integers(*shape_b, grad=True)
         theirs = doubles(leaves)
         a, b = (view(t) for t in leaves)
@@ -149,7 +153,10 @@ def test_gradients_of_c_and_bias_are_summed_in_fp32():
     rows = 3000  # 16-bit sums would stop at 256 in bfloat16
     a, b = torch.zeros(rows, 1).bfloat16(), torch.zeros(1, 2).bfloat16()
     for dtype in (torch.bfloat16, torch.float32):
-        c, bias = torch.zeros(1, 2, dtype=dtype, requires_grad=True), torch.zeros(2, dtype=dtype, requires_grad=True)
+        c, bias = (
+            torch.zeros(1, 2, dtype=dtype, requires_grad=True),
+            torch.zeros(2, dtype=dtype, requires_grad=True),
+        )
         matmul(a, b, c=c, beta=2.0, bias=bias).backward(torch.ones(rows, 2).bfloat16())
         assert c.grad.dtype == bias.grad.dtype == dtype
         assert torch.equal(c.grad, torch.full((1, 2), 2.0 * rows).to(dtype))
@@ -193,7 +200,9 @@ def test_no_grad_and_checkpoint():
         assert not matmul(a, b).requires_grad and not OP(a, b).requires_grad
     want = torch.autograd.grad(matmul(matmul(a, b), a).sum(), (a, b))
     for reentrant in (True, False):
-        y = torch.utils.checkpoint.checkpoint(lambda a, b: matmul(matmul(a, b), a), a, b, use_reentrant=reentrant)
+        y = torch.utils.checkpoint.checkpoint(
+            lambda a, b: matmul(matmul(a, b), a), a, b, use_reentrant=reentrant
+        )
         a.grad = b.grad = None
         y.sum().backward()
         assert torch.equal(a.grad, want[0]) and torch.equal(b.grad, want[1])
@@ -271,7 +280,9 @@ def test_vmap_dims_and_nesting(f):
 
 def test_vmap_of_vectors():
     for (shape_a, shape_b), dims in itertools.product(VECTORS, ((0, None), (None, 0), (0, 0))):
-        tensors = [integers(*((3,) if d == 0 else ()), *s) for s, d in zip((shape_a, shape_b), dims, strict=True)]
+        tensors = [
+            integers(*((3,) if d == 0 else ()), *s) for s, d in zip((shape_a, shape_b), dims, strict=True)
+        ]
         got, want = torch.vmap(matmul, dims)(*tensors), torch.vmap(torch.matmul, dims)(*doubles(tensors))
         assert_exact(got, want)
 

@@ -52,7 +52,12 @@ def test_opcheck_gemm(layout, grad):
 
 @pytest.mark.parametrize("grad", [False, True])
 def test_opcheck_all_arguments(grad):
-    a, b, c, bias = integers(2, 3, 4, grad=grad), integers(4, 5, grad=grad), integers(3, 5, grad=grad), integers(5)
+    a, b, c, bias = (
+        integers(2, 3, 4, grad=grad),
+        integers(4, 5, grad=grad),
+        integers(3, 5, grad=grad),
+        integers(5),
+    )
     torch.library.opcheck(OPS.gemm.default, (a, b, c, bias, 2.0, 0.5))
     options = (torch.float32, "", 3, True)
     c, bias = c.detach().float().requires_grad_(grad), bias.float().requires_grad_(grad)
@@ -121,7 +126,9 @@ def test_few_compilations():
     assert counter.frame_count <= 3  # 0 and 1 may each have their own
 
 
-@pytest.mark.parametrize("shape_a, shape_b", [((4,), (4, 5)), ((3, 4), (4,)), ((4,), (4,)), ((2, 3, 4), (4,))])
+@pytest.mark.parametrize(
+    "shape_a, shape_b", [((4,), (4, 5)), ((3, 4), (4,)), ((4,), (4,)), ((2, 3, 4), (4,))]
+)
 def test_compiled_vectors(shape_a, shape_b):
     args = integers(*shape_a, grad=True), integers(*shape_b, grad=True)
     compiled = torch.compile(lambda a, b: matmul(a, b).sum(), fullgraph=True, backend="aot_eager")
@@ -157,14 +164,18 @@ def test_compiled_autocast_checkpoint_and_func():
     assert x.grad.dtype == torch.float32
 
     def remat(x, w):
-        return torch.utils.checkpoint.checkpoint(lambda x, w: matmul(x, w).relu(), x, w, use_reentrant=False).sum()
+        return torch.utils.checkpoint.checkpoint(
+            lambda x, w: matmul(x, w).relu(), x, w, use_reentrant=False
+        ).sum()
 
     args = integers(3, 4, grad=True), integers(4, 5, grad=True)
     compiled = torch.compile(remat, fullgraph=True, backend="aot_eager")
     assert_same(torch.autograd.grad(compiled(*args), args), torch.autograd.grad(remat(*args), args))
 
     batch, a, b = integers(6, 3, 4), integers(3, 4), integers(4, 5)
-    mapped = torch.compile(lambda t: torch.vmap(lambda x: matmul(x, b))(t), fullgraph=True, backend="aot_eager")
+    mapped = torch.compile(
+        lambda t: torch.vmap(lambda x: matmul(x, b))(t), fullgraph=True, backend="aot_eager"
+    )
     assert_same(mapped(batch), matmul(batch, b))
     loss = torch.func.grad(lambda x: matmul(x, b).square().sum())
     assert_same(torch.compile(loss, fullgraph=True, backend="aot_eager")(a), loss(a))
@@ -205,7 +216,9 @@ def test_fallback_is_decided_while_tracing(monkeypatch):
     want = matmul(a, b)
     with hopgemm.fallback():
         assert_same(compiled(a, b), want)
-        with_bias = torch.compile(lambda a, b, bias: matmul(a, b, bias=bias), fullgraph=True, backend=recorder)
+        with_bias = torch.compile(
+            lambda a, b, bias: matmul(a, b, bias=bias), fullgraph=True, backend=recorder
+        )
         bias = integers(5)
         assert_same(with_bias(a, b, bias), want + bias)
     assert recorder.calls == []

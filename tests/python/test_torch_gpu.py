@@ -17,7 +17,15 @@ from hopgemm.torch import matmul  # noqa: E402
 pytestmark = pytest.mark.gpu
 DTYPES = [torch.bfloat16, torch.float16]
 NAN = float("nan")
-TMA = [(64, 64, 64), (128, 256, 64), (129, 264, 72), (8, 8, 8), (1024, 512, 256), (136, 1000, 8), (1, 4096, 512)]
+TMA = [
+    (64, 64, 64),
+    (128, 256, 64),
+    (129, 264, 72),
+    (8, 8, 8),
+    (1024, 512, 256),
+    (136, 1000, 8),
+    (1, 4096, 512),
+]
 ODD = [(1, 1, 1), (7, 130, 33), (65, 127, 105), (33, 50257, 17), (128, 129, 200), (3, 2, 1029), (257, 5, 63)]
 
 
@@ -49,7 +57,9 @@ def assert_same(got, want):
 def poisoned(values, pad=8, transposed=False):
     """The same values inside a NaN-filled buffer whose rows are `pad` elements longer."""
     t = values.mT if transposed else values
-    buffer = torch.full((*t.shape[:-2], t.shape[-2] + 2, t.shape[-1] + pad), NAN, dtype=t.dtype, device=t.device)
+    buffer = torch.full(
+        (*t.shape[:-2], t.shape[-2] + 2, t.shape[-1] + pad), NAN, dtype=t.dtype, device=t.device
+    )
     view = buffer[..., 1:-1, : t.shape[-1]]
     view.copy_(t)
     return view.mT if transposed else view
@@ -215,7 +225,9 @@ def test_many_batches():
 
 
 def test_empty_products_write_zeros():
-    torch.full((1 << 24,), NAN, device="cuda")  # freed at once: what the allocator hands out next is full of NaN
+    torch.full(
+        (1 << 24,), NAN, device="cuda"
+    )  # freed at once: what the allocator hands out next is full of NaN
     for shape_a, shape_b in (((7, 0), (0, 130)), ((3, 2, 0), (3, 0, 3))):
         d = matmul(integers(*shape_a), integers(*shape_b))
         assert (d.view(torch.int16) == 0).all()
@@ -261,7 +273,9 @@ def test_rounding_once_and_subnormals():
 def test_more_than_2_31_elements():
     m, k = 65536, 32776
     a = torch.zeros(m, k, device="cuda", dtype=torch.bfloat16)
-    rows = torch.tensor([0, 1, m - 1, m - 2, 2**31 // k, 2**31 // k + 1, 2**30 // k, 2**30 // k + 1], device="cuda")
+    rows = torch.tensor(
+        [0, 1, m - 1, m - 2, 2**31 // k, 2**31 // k + 1, 2**30 // k, 2**30 // k + 1], device="cuda"
+    )
     a[rows] = integers(len(rows), k)
     b = integers(k, 16, low=-1, high=1)
     d = matmul(a, b, out_dtype=torch.float32)
@@ -307,7 +321,9 @@ def test_gradients_of_c_and_bias_and_fp32_cotangent():
 def test_func_autocast_and_second_order():
     a, b = integers(5, 33, 16), integers(16, 24)
     assert_same(torch.vmap(matmul, (0, None))(a, b), reference(a, b))
-    assert_same(torch.vmap(matmul, (None, 0))(b.mT, b.expand(3, 16, 24)), reference(b.mT, b.expand(3, 16, 24)))
+    assert_same(
+        torch.vmap(matmul, (None, 0))(b.mT, b.expand(3, 16, 24)), reference(b.mT, b.expand(3, 16, 24))
+    )
     x = integers(8, 8, dtype=torch.float32).requires_grad_()
     with torch.autocast("cuda", dtype=torch.float16):
         d = matmul(x, x.mT)
@@ -450,7 +466,10 @@ def test_sm_limits_and_batch_invariance_give_exact_results():
     for limit in (1, 2, 3, 16, 66, 131, 1000):
         assert_same(matmul(a, b, sm_limit=limit), want)
     with hopgemm.batch_invariant():
-        x, w = torch.randn(300, 520, device="cuda").bfloat16(), torch.randn(520, 264, device="cuda").bfloat16()
+        x, w = (
+            torch.randn(300, 520, device="cuda").bfloat16(),
+            torch.randn(520, 264, device="cuda").bfloat16(),
+        )
         whole = matmul(x, w)
         for rows in (slice(0, 1), slice(7, 72), slice(150, 300)):
             assert_same(matmul(x[rows], w), whole[rows])

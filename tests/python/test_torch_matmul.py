@@ -433,7 +433,9 @@ class _OtherGpu:
 def test_fallback_on_another_gpu(monkeypatch, seen):
     _OtherGpu(monkeypatch)
     a, b, c, bias = integers(3, 4), integers(4, 5), integers(3, 5), integers(5)
-    with pytest.warns(RuntimeWarning, match="compute capability 8.0; 9.0 is needed; torch's own product is used"):
+    with pytest.warns(
+        RuntimeWarning, match="compute capability 8.0; 9.0 is needed; torch's own product is used"
+    ):
         assert_same(matmul(a, b, fallback=True), reference(a, b))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # warned once

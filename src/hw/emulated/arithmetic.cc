@@ -25,7 +25,8 @@ static uint16_t float_to_half(float value) {
   if (x == 0.0f) return sign;
   const int exponent = std::isinf(x) ? 16 : std::max(std::ilogb(x), -14);  // -14: subnormals, too
   if (exponent > 15) return sign | 0x7C00;
-  // In units of the last place, 1024 to 2048 of them (2048 carries into the exponent, and 65520 into infinity).
+  // In units of the last place, 1024 to 2048 of them (2048 carries into the exponent, and 65520 into
+  // infinity).
   const int units = static_cast<int>(std::nearbyint(std::ldexp(x, 10 - exponent)));
   return static_cast<uint16_t>(sign | ((exponent + 14) * 1024 + units));
 }

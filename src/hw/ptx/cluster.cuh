@@ -1,4 +1,5 @@
-// Clusters, dependent launches, warpgroup barriers, matrix stores and registers: one function per instruction, named after it.
+// Clusters, dependent launches, warpgroup barriers, matrix stores and registers: one function per
+// instruction, named after it.
 #pragma once
 #include <cstdint>
 
@@ -10,12 +11,14 @@ __device__ __forceinline__ uint32_t cluster_ctarank() {
   return rank;
 }
 
-// All threads of the cluster. Release before, acquire after. Not .aligned: the producer's warp comes here diverged.
+// All threads of the cluster. Release before, acquire after. Not .aligned: the producer's warp comes here
+// diverged.
 __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// Programmatic dependent launch: everything that was in the stream before this grid is complete and visible after it.
+// Programmatic dependent launch: everything that was in the stream before this grid is complete and visible
+// after it.
 __device__ __forceinline__ void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // This CTA no longer keeps the next grid of the stream from being launched (which then waits as above).
@@ -29,9 +32,11 @@ __device__ __forceinline__ void bar_sync(int id, int threads) {
 }
 
 // Four 8x8 matrices of 16-bit elements; each lane gives the address of one row. PTX ISA, "stmatrix".
-__device__ __forceinline__ void stmatrix_x4(uint32_t address, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r0), "r"(r1), "r"(r2),
-               "r"(r3) : "memory");
+__device__ __forceinline__ void stmatrix_x4(uint32_t address, uint32_t r0, uint32_t r1, uint32_t r2,
+                                            uint32_t r3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r0),
+               "r"(r1), "r"(r2), "r"(r3)
+               : "memory");
 }
 
 __device__ __forceinline__ void st_shared_v2(uint32_t address, float x, float y) {
@@ -50,7 +55,8 @@ template <> __device__ __forceinline__ uint16_t ld_shared(uint32_t address) {
   return x;
 }
 
-// HAZARD: the sum over the CTA's warpgroups may not pass the registers at launch, or the increase never returns.
+// HAZARD: the sum over the CTA's warpgroups may not pass the registers at launch, or the increase never
+// returns.
 template <int kRegisters> __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }

@@ -40,7 +40,7 @@ def statement(n: int, dtype: str) -> str:
         f'asm volatile("{{.reg .pred p; setp.ne.b32 p, %{count + 2}, 0; '
         f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype} {{{registers}}}, "
         f'%{count}, %{count + 1}, p, 1, 1, %{count + 3}, %{count + 4};}}"\n'
-        f'                   : {operands}\n'
+        f"                   : {operands}\n"
         f'                   : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransA), "n"(kTransB));'
     )
 

@@ -1,4 +1,5 @@
-// PtxHw: the contract of hw/hw.h on the GPU. Its calls pick the lanes; the instructions are in the files beside it.
+// PtxHw: the contract of hw/hw.h on the GPU. Its calls pick the lanes; the instructions are in the files
+// beside it.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -25,11 +26,15 @@ template <KernelConfig kConfig> class PtxHw {
 
   // `smem`: the 1024-byte aligned base. `consumer`: -1 in the producer.
   __device__ __forceinline__ PtxHw(uint32_t smem, int consumer)
-      : smem_(smem), consumer_(consumer), thread_(threadIdx.x % kWarpgroup) {}
+      : smem_(smem),
+        consumer_(consumer),
+        thread_(threadIdx.x % kWarpgroup) {}
 
   __device__ __forceinline__ int cluster() const { return blockIdx.x / cluster_size(kConfig); }
   __device__ __forceinline__ int num_clusters() const { return gridDim.x / cluster_size(kConfig); }
-  __device__ __forceinline__ int cta_rank() const { return cluster_size(kConfig) > 1 ? ptx::cluster_ctarank() : 0; }
+  __device__ __forceinline__ int cta_rank() const {
+    return cluster_size(kConfig) > 1 ? ptx::cluster_ctarank() : 0;
+  }
   __device__ __forceinline__ int consumer() const { return consumer_; }
 
   __device__ __forceinline__ bool is_leader() const { return threadIdx.x == 0; }
@@ -37,12 +42,18 @@ template <KernelConfig kConfig> class PtxHw {
   __device__ __forceinline__ void cluster_sync() { ptx::cluster_sync(); }
 
   // ---- barriers ----
-  __device__ __forceinline__ void init(uint32_t barrier, int arrivals) { ptx::mbarrier_init(barrier, arrivals); }
+  __device__ __forceinline__ void init(uint32_t barrier, int arrivals) {
+    ptx::mbarrier_init(barrier, arrivals);
+  }
   __device__ __forceinline__ void fence_init() { ptx::fence_mbarrier_init(); }
   __device__ __forceinline__ uint32_t full(int stage) const { return barrier(full_index(kConfig, stage)); }
   __device__ __forceinline__ uint32_t empty(int stage) const { return barrier(empty_index(kConfig, stage)); }
-  __device__ __forceinline__ uint32_t turn(int consumer) const { return barrier(turn_index(kConfig, consumer)); }
-  __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) { ptx::mbarrier_wait_parity(barrier, parity); }
+  __device__ __forceinline__ uint32_t turn(int consumer) const {
+    return barrier(turn_index(kConfig, consumer));
+  }
+  __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
+    ptx::mbarrier_wait_parity(barrier, parity);
+  }
   __device__ __forceinline__ void arrive(uint32_t barrier) {
     if (thread_ == 0) ptx::mbarrier_arrive(barrier);
   }
@@ -53,16 +64,18 @@ template <KernelConfig kConfig> class PtxHw {
     if constexpr (cluster_size(kConfig) == 1) {
       arrive(barrier);
     } else {
-      if (thread_ < cluster_size(kConfig) && (mask >> thread_ & 1)) ptx::mbarrier_arrive_cluster(barrier, thread_);
+      if (thread_ < cluster_size(kConfig) && (mask >> thread_ & 1))
+        ptx::mbarrier_arrive_cluster(barrier, thread_);
     }
   }
 
   // ---- operands ----
-  template <bool kMulticast>
-  __device__ __forceinline__ void load(const CUtensorMap& map, int offset, uint32_t barrier, int c0, int c1, int c2, int c3,
-                                       uint32_t mask, CachePolicy policy) {
+  template <bool kMulticast> __device__ __forceinline__ void load(const CUtensorMap& map, int offset,
+                                                                  uint32_t barrier, int c0, int c1, int c2,
+                                                                  int c3, uint32_t mask, CachePolicy policy) {
     if constexpr (kMulticast) {
-      ptx::tma_load_multicast(smem_ + offset, &map, barrier, c0, c1, c2, c3, static_cast<uint16_t>(mask), policy);
+      ptx::tma_load_multicast(smem_ + offset, &map, barrier, c0, c1, c2, c3, static_cast<uint16_t>(mask),
+                              policy);
     } else {
       ptx::tma_load(smem_ + offset, &map, barrier, c0, c1, c2, c3, policy);
     }
@@ -79,8 +92,9 @@ template <KernelConfig kConfig> class PtxHw {
     for (int step = 0; step < kTileK / kMmaK; ++step) {
 #pragma unroll
       for (int row = 0; row < mma_rows(kConfig); ++row) {
-        mma_columns<0, first_mma_n(kConfig.tile_n)>(acc.v[row], a + (mma_offset(kConfig.a_major, row * kMmaM, step) >> 4), b,
-                                                    step, accumulate || step > 0);
+        mma_columns<0, first_mma_n(kConfig.tile_n)>(acc.v[row],
+                                                    a + (mma_offset(kConfig.a_major, row * kMmaM, step) >> 4),
+                                                    b, step, accumulate || step > 0);
       }
     }
   }
@@ -109,7 +123,8 @@ template <KernelConfig kConfig> class PtxHw {
 #pragma unroll
     for (int row = 0; row < mma_rows(kConfig); ++row) {
 #pragma unroll
-      for (int i = 0; i < kConfig.tile_n / 4; ++i) rounded.v[row][i] = round_pair(acc.v[row][2 * i], acc.v[row][2 * i + 1]);
+      for (int i = 0; i < kConfig.tile_n / 4; ++i)
+        rounded.v[row][i] = round_pair(acc.v[row][2 * i], acc.v[row][2 * i + 1]);
     }
   }
 
@@ -119,8 +134,8 @@ template <KernelConfig kConfig> class PtxHw {
     const uint32_t* r = &rounded.v[row][piece * kColumns / 4];
 #pragma unroll
     for (int pair = 0; pair < kColumns / 16; ++pair) {
-      ptx::stmatrix_x4(base + stmatrix_offset(thread_ / 32, thread_ % 32, pair), r[4 * pair], r[4 * pair + 1], r[4 * pair + 2],
-                       r[4 * pair + 3]);
+      ptx::stmatrix_x4(base + stmatrix_offset(thread_ / 32, thread_ % 32, pair), r[4 * pair], r[4 * pair + 1],
+                       r[4 * pair + 2], r[4 * pair + 3]);
     }
   }
   template <int kColumns>
@@ -134,23 +149,24 @@ template <KernelConfig kConfig> class PtxHw {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float *own = v + 4 * group + 2 * half, *other = v + 4 * (group ^ 2) + 2 * half;
-        ptx::st_shared_v2(base + fp32_offset(warp, lane, half, fp32_group(lane, group)), exchange ? other[0] : own[0],
-                          exchange ? other[1] : own[1]);
+        ptx::st_shared_v2(base + fp32_offset(warp, lane, half, fp32_group(lane, group)),
+                          exchange ? other[0] : own[0], exchange ? other[1] : own[1]);
       }
     }
   }
   __device__ __forceinline__ void fence_proxy_async() { ptx::fence_proxy_async(); }
   __device__ __forceinline__ void consumer_sync() { ptx::bar_sync(1 + consumer_, kWarpgroup); }
-  __device__ __forceinline__ void store(const CUtensorMap& map, int slot, int n, int m, int batch_inner, int batch_outer,
-                                        CachePolicy policy) {
+  __device__ __forceinline__ void store(const CUtensorMap& map, int slot, int n, int m, int batch_inner,
+                                        int batch_outer, CachePolicy policy) {
     if (thread_ == 0) {
-      ptx::tma_store(&map, smem_ + staging_offset(kConfig, consumer_, slot), n, m, batch_inner, batch_outer, policy);
+      ptx::tma_store(&map, smem_ + staging_offset(kConfig, consumer_, slot), n, m, batch_inner, batch_outer,
+                     policy);
       ptx::tma_store_commit();
     }
   }
   // Each warp sends the 16 rows that it staged itself, a few at a time: their loads are in flight together.
-  template <int kColumns>
-  __device__ __forceinline__ void store_direct(const EpilogueParams& e, int slot, int m, int n, const Tile& t) {
+  template <int kColumns> __device__ __forceinline__ void store_direct(const EpilogueParams& e, int slot,
+                                                                       int m, int n, const Tile& t) {
     using Element = std::conditional_t<kColumns == 64, uint16_t, uint32_t>;
     const int lane = thread_ % 32, first = thread_ / 32 * 16;
     const uint32_t staging = smem_ + staging_offset(kConfig, consumer_, slot);
@@ -164,7 +180,8 @@ template <KernelConfig kConfig> class PtxHw {
 #pragma unroll
       for (int i = 0; i < kRows * kAcross; ++i) {
         const int byte = (i % kAcross * 32 + lane) * static_cast<int>(sizeof(Element));
-        values[i / kAcross][i % kAcross] = ptx::ld_shared<Element>(staging + swizzle128(row + i / kAcross, byte));
+        values[i / kAcross][i % kAcross] =
+            ptx::ld_shared<Element>(staging + swizzle128(row + i / kAcross, byte));
       }
 #pragma unroll
       for (int r = 0; r < kRows; ++r, d += e.d.row_stride) {
@@ -173,7 +190,8 @@ template <KernelConfig kConfig> class PtxHw {
           if (m + row + r < e.m && n + i * 32 + lane < e.n) d[i * 32] = values[r][i];
       }
     }
-    if (thread_ == 0) ptx::tma_store_commit();  // an empty group: store_wait_read counts pieces, however they leave
+    if (thread_ == 0)
+      ptx::tma_store_commit();  // an empty group: store_wait_read counts pieces, however they leave
   }
   template <int kPending> __device__ __forceinline__ void store_wait_read() {
     if (thread_ == 0) ptx::tma_store_wait_read<kPending>();
@@ -184,7 +202,9 @@ template <KernelConfig kConfig> class PtxHw {
   }
 
  private:
-  __device__ __forceinline__ uint32_t barrier(int index) const { return smem_ + barrier_offset(kConfig, index); }
+  __device__ __forceinline__ uint32_t barrier(int index) const {
+    return smem_ + barrier_offset(kConfig, index);
+  }
 
   __device__ __forceinline__ static void fence_accumulator(Accumulator& acc) {
 #pragma unroll
@@ -195,11 +215,12 @@ template <KernelConfig kConfig> class PtxHw {
   }
 
   // Columns [kFirst, kFirst + kN) of one 64-row block, then the rest of the tile.
-  template <int kFirst, int kN>
-  __device__ __forceinline__ static void mma_columns(float* d, uint64_t a, uint64_t b, int step, bool accumulate) {
+  template <int kFirst, int kN> __device__ __forceinline__ static void mma_columns(float* d, uint64_t a,
+                                                                                   uint64_t b, int step,
+                                                                                   bool accumulate) {
     constexpr int kTransA = kConfig.a_major == Major::kMN, kTransB = kConfig.b_major == Major::kMN;
-    ptx::Wgmma<kN, kConfig.dtype, kTransA, kTransB>::mma(d + kFirst / 2, a,
-                                                         b + (mma_offset(kConfig.b_major, kFirst, step) >> 4), accumulate);
+    ptx::Wgmma<kN, kConfig.dtype, kTransA, kTransB>::mma(
+        d + kFirst / 2, a, b + (mma_offset(kConfig.b_major, kFirst, step) >> 4), accumulate);
     if constexpr (kFirst + kN < kConfig.tile_n) {
       mma_columns<kFirst + kN, kConfig.tile_n - kFirst - kN>(d, a, b, step, accumulate);
     }
@@ -222,23 +243,26 @@ template <KernelConfig kConfig> class PtxHw {
   __device__ __forceinline__ static float to_float(__half x) { return __half2float(x); }
 
   // acc += factor * x; what lies outside the result is not read.
-  template <class T>
-  __device__ __forceinline__ void add_matrix(Accumulator& acc, const EpilogueMatrix& x, float factor, const EpilogueParams& e,
-                                             const Tile& t) {
+  template <class T> __device__ __forceinline__ void add_matrix(Accumulator& acc, const EpilogueMatrix& x,
+                                                                float factor, const EpilogueParams& e,
+                                                                const Tile& t) {
     constexpr int kBatch = 32;  // columns whose loads are in flight together: more would spill
     const RowCol at = accumulator_at(thread_, 0);
-    const T* base = static_cast<const T*>(x.data) + t.batch_inner * x.batch_inner_stride + t.batch_outer * x.batch_outer_stride;
+    const T* base = static_cast<const T*>(x.data) + t.batch_inner * x.batch_inner_stride +
+                    t.batch_outer * x.batch_outer_stride;
 #pragma unroll
     for (int half = 0; half < 2 * mma_rows(kConfig); ++half) {
       const int row = t.m + at.row + half * 8 + half / 2 * (kMmaM - 16);
       const T* p = base + row * x.row_stride + (t.n + at.col) * x.col_stride;
-      const int columns = row < e.m ? e.n - t.n - at.col : 0;  // how many this thread may still read from p on
+      const int columns =
+          row < e.m ? e.n - t.n - at.col : 0;  // how many this thread may still read from p on
 #pragma unroll
       for (int column = 0; column < kConfig.tile_n; column += 8, p += 8 * x.col_stride) {
         float* out = &acc.v[half / 2][column / 2 + half % 2 * 2];
         if (column < columns) out[0] = fmaf(factor, to_float(p[0]), out[0]);
         if (column + 1 < columns) out[1] = fmaf(factor, to_float(p[x.col_stride]), out[1]);
-        if (column % kBatch == kBatch - 8) asm volatile("" ::: "memory");  // the next batch's loads stay behind these
+        if (column % kBatch == kBatch - 8)
+          asm volatile("" ::: "memory");  // the next batch's loads stay behind these
       }
     }
   }

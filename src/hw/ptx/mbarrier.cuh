@@ -1,5 +1,5 @@
-// mbarrier: one function per instruction. PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier".
-// Barriers are 32-bit shared-memory addresses.
+// mbarrier: one function per instruction. PTX ISA, "Parallel Synchronization and Communication Instructions:
+// mbarrier". Barriers are 32-bit shared-memory addresses.
 #pragma once
 #include <cstdint>
 
@@ -24,7 +24,9 @@ __device__ __forceinline__ void mbarrier_wait_parity(uint32_t barrier, uint32_t 
       "@done bra finish;\n"
       "bra wait;\n"
       "finish:\n"
-      "}" ::"r"(barrier), "r"(parity) : "memory");
+      "}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
 }
 
 __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
@@ -32,18 +34,22 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
 }
 
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
 }
 
-// The same place in another CTA of the cluster. Relaxed: it orders no data, since what it announces (a finished wgmma read)
-// was waited for. HAZARD: the .release.cluster form costs a MEMBAR.ALL.GPU in the main loop.
+// The same place in another CTA of the cluster. Relaxed: it orders no data, since what it announces (a
+// finished wgmma read) was waited for. HAZARD: the .release.cluster form costs a MEMBAR.ALL.GPU in the main
+// loop.
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier, uint32_t cta) {
   asm volatile(
       "{\n"
       ".reg .b32 remote;\n"
       "mapa.shared::cluster.u32 remote, %0, %1;\n"
       "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [remote];\n"
-      "}" ::"r"(barrier), "r"(cta) : "memory");
+      "}" ::"r"(barrier),
+      "r"(cta)
+      : "memory");
 }
 
 }  // namespace hopgemm::ptx

@@ -9,7 +9,9 @@ namespace hopgemm::ptx {
 
 // Registers and shared memory touched before are ready for the wgmma that follow.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit_group() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
 template <int kPending> __device__ __forceinline__ void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
@@ -17,9 +19,9 @@ template <int kPending> __device__ __forceinline__ void wgmma_wait_group() {
 // The compiler may not move a use of the register across this point (asm volatile alone orders no register).
 __device__ __forceinline__ void fence_register(float& r) { asm volatile("" : "+f"(r)::"memory"); }
 
-// Matrix descriptor (PTX ISA, "Matrix descriptor format"): address, leading and stride byte offsets in units of 16 bytes,
-// 128-byte swizzle in bits 62-63. K-major: a stride of 8 rows; the leading offset is not used with a swizzle.
-// MN-major: leading = from one 64-wide chunk to the next, stride = 8 rows of K.
+// Matrix descriptor (PTX ISA, "Matrix descriptor format"): address, leading and stride byte offsets in units
+// of 16 bytes, 128-byte swizzle in bits 62-63. K-major: a stride of 8 rows; the leading offset is not used
+// with a swizzle. MN-major: leading = from one 64-wide chunk to the next, stride = 8 rows of K.
 __device__ __forceinline__ uint64_t smem_descriptor(uint32_t address, Major major) {
   constexpr uint64_t kSwizzle128 = 1ull << 62;
   const uint64_t leading = major == Major::kK ? 1 : kTileK * kSwizzleBytes / 16;
