@@ -1,7 +1,9 @@
-"""Host time of one call, hopgemm.matmul beside torch.mm, in microseconds: python benchmarks/host_time.py [--json FILE]
+"""Host time of one call, hopgemm.matmul beside torch.mm, in microseconds.
 
-The product is small, so that the GPU never makes the host wait; each figure is the median over rounds of the mean over a
-loop of calls, the contenders in turn, the queue drained before each loop.
+    python benchmarks/host_time.py [--json FILE]
+
+The product is small, so that the GPU never makes the host wait; each figure is the median over rounds of the
+mean over a loop of calls, the contenders in turn, the queue drained before each loop.
 """
 
 import argparse
@@ -67,7 +69,8 @@ def main():
         torch_us, hopgemm_us = map(statistics.median, zip(*rounds))
         records.append({"case": name, "torch_us": torch_us, "hopgemm_us": hopgemm_us})
         print(
-            f"{name:24s} torch {torch_us:6.1f}  hopgemm {hopgemm_us:6.1f}  difference {hopgemm_us - torch_us:+6.1f} us",
+            f"{name:24s} torch {torch_us:6.1f}  hopgemm {hopgemm_us:6.1f}"
+            f"  difference {hopgemm_us - torch_us:+6.1f} us",
             flush=True,
         )
     if path:

@@ -4,9 +4,9 @@
     python ci/check_kernels.py WHEEL BUILD_LOG --record   # write that table anew
 
 BUILD_LOG is the output of the build that made the wheel, with what `ptxas -v` said of each kernel. Every
-kernel must be free of stack, spills and local memory; a matrix product must have HGMMA instructions that ptxas
-did not serialize, and no memory barrier among them. The table holds one line per matrix product, so that a
-change shows in the diff.
+kernel must be free of stack, spills and local memory; a matrix product must have HGMMA instructions that
+ptxas did not serialize, and no memory barrier among them. The table holds one line per matrix product, so
+that a change shows in the diff.
 """
 
 import argparse
@@ -80,8 +80,9 @@ def describe(function):
     if loop is None:
         return [f"{name}: no loop with HGMMA ({len(hgmma)} HGMMA in all)"], {}
     barriers = function.addresses_of("MEMBAR")
-    # A cooperative kernel stages the last tile's result between the first steps of the next main loop: the fence
-    # of its TMA stores, at CTA scope, lies among the HGMMA but not in the loop. (A GPU-scope one halves the speed.)
+    # A cooperative kernel stages the last tile's result between the first steps of the next main loop: the
+    # fence of its TMA stores, at CTA scope, lies among the HGMMA but not in the loop. (A GPU-scope one halves
+    # the speed.)
     inside = [
         at
         for at in barriers

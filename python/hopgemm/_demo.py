@@ -1,5 +1,7 @@
-"""`hopgemm demo`: one product through PyTorch and through JAX, and what computed it; without a Hopper GPU also a small
-one by the CUDA kernel's own source on the emulated machine."""
+"""`hopgemm demo`: one product through PyTorch and through JAX, and what computed it.
+
+Without a Hopper GPU also a small one by the CUDA kernel's own source on the emulated machine.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _OnEvent = ctypes.CFUNCTYPE(
 
 
 class EmulationError(RuntimeError):
-    """The kernel broke a rule of the hardware: a race, a deadlock, a barrier misused. The message says where."""
+    """The kernel broke a rule of the hardware: a race, a deadlock, a misused barrier. The text says where."""
 
 
 class Event(NamedTuple):
@@ -37,7 +37,7 @@ class Event(NamedTuple):
 
 
 class Emulation(NamedTuple):
-    """What `emulate` returns. `config`: the name of the kernel that ran; `steps`: decisions of the scheduler."""
+    """What `emulate` returns. `config`: name of the kernel that ran; `steps`: decisions of the scheduler."""
 
     product: Any
     events: list[Event]

@@ -29,7 +29,7 @@ def register_jvp(prim: Any, rule: Any) -> None:
 
 
 def register_batcher(prim: Any, rule: Any) -> None:
-    """rule(axis_data, args, dims, **params): the "fancy" form, which knows the mapped dimension's mesh axis."""
+    """rule(axis_data, args, dims, **params): the "fancy" form, told the mapped dimension's mesh axis."""
     batching.fancy_primitive_batchers[prim] = rule
 
 
@@ -73,7 +73,7 @@ def permuted(sharding: Any, order: Any) -> Any:
 
 
 def cotangent_sharding(x: Any) -> Any:
-    """The sharding of the cotangent of the undefined primal `x`: the rule of lax.dot_general's own transpose."""
+    """The sharding of the cotangent of the undefined primal `x`, by the rule of dot_general's transpose."""
     if VERSION < (0, 10):  # 0.9 hands over the primal's type, later releases the cotangent's
         return x.aval.to_ct_aval().sharding
     sharding = x.aval.sharding
@@ -88,7 +88,7 @@ def mapped_mesh_axis(axis_data: Any) -> Any:
 
 
 def varying_alike(*arrays: Any) -> list[Any]:
-    """The arrays cast to vary over the same mesh axes, as JAX's elementwise operations do inside shard_map."""
+    """The arrays cast to vary over the same mesh axes, as JAX's elementwise operations do in shard_map."""
     axes = [frozenset(getattr(jax.typeof(x), "vma", ())) for x in arrays]
     union = frozenset().union(*axes)
     return [

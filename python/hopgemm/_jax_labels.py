@@ -22,7 +22,7 @@ def split(spec: str) -> tuple[str, str, str]:
 
 
 def rename(lhs: str, rhs: str, *others: str) -> list[str]:
-    """The strings with letters renamed by first appearance in lhs and rhs: equal products give equal strings."""
+    """The strings, letters renamed by first appearance in lhs and rhs: equal products give equal strings."""
     names = {c: chr(97 + i) for i, c in enumerate(dict.fromkeys(lhs + rhs))}
     return ["".join(names[c] for c in s) for s in (lhs, rhs, *others)]
 

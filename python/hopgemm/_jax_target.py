@@ -48,8 +48,9 @@ def register() -> None:
     if found < tuple(_core.XLA_FFI_API):
         need = ".".join(map(str, _core.XLA_FFI_API))
         raise ImportError(
-            f"hopgemm.jax: jaxlib {importlib.metadata.version('jaxlib')} has XLA FFI API {found[0]}.{found[1]}, "
-            f"this build needs {need} or later. Update with: pip install 'jax>=0.9.1'"
+            f"hopgemm.jax: jaxlib {importlib.metadata.version('jaxlib')} has XLA FFI API "
+            f"{found[0]}.{found[1]}, this build needs {need} or later. "
+            "Update with: pip install 'jax>=0.9.1'"
         )
     for name, handler in _core.xla_handlers().items():
         jax.ffi.register_ffi_target(name, handler, platform="CUDA")
@@ -154,7 +155,8 @@ def _workspace_bound(p: _jax_labels.Problem, itemsize: int) -> Any:
     """Bytes of workspace that suffice for any plan of a product whose sizes are not all known.
 
     For each operand that TMA may be unable to read in place: a K-major copy with padded rows.
-    HAZARD: has to follow `workspace_bytes` of src/host/plan.cc; the handler refuses a workspace that is too small.
+    HAZARD: has to follow `workspace_bytes` of src/host/plan.cc; the handler refuses a workspace that is too
+    small.
     """
     bound = 0
     for strides, rows in ((p.a_strides, p.m), (p.b_strides, p.n)):

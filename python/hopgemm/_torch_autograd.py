@@ -1,7 +1,7 @@
-"""Derivatives of the product: a kernel of our own at the Autograd key, and the short cuts of plain eager code.
+"""Derivatives of the product: our own kernel at the Autograd key, and the short cuts of plain eager code.
 
-torch.library.register_autograd would register a similar kernel, but it drops the tangent of a dual tensor without a
-word, fails under torch.func.grad, and costs 4 us more a call (measured with torch 2.13).
+torch.library.register_autograd would register a similar kernel, but it drops the tangent of a dual tensor
+without a word, fails under torch.func.grad, and costs 4 us more a call (measured with torch 2.13).
 """
 
 # Much of what is called here has no annotations in torch.
@@ -43,7 +43,10 @@ def product(
     sm_limit: int = 0,
     batch_invariant: bool = False,
 ) -> torch.Tensor:
-    """The operator `gemm` by the shortest way: same result, same derivatives. Operands have 2 and more dimensions."""
+    """The operator `gemm` by the shortest way: same result, same derivatives.
+
+    Operands have 2 and more dimensions.
+    """
     # The order matters: Dynamo stops at the first.
     if is_compiling() or type(a) not in PLAIN or type(b) not in PLAIN or is_intercepted():
         return gemm(a, b, c, bias, alpha, beta, out_dtype, config, sm_limit, batch_invariant)
@@ -102,7 +105,7 @@ def _rows_fold(t: torch.Tensor) -> bool:
 
 
 def _sum_to(t: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """Sums in fp32 the dimensions along which a tensor of `shape` was broadcast to t's; returns fp32 of `shape`."""
+    """Sums in fp32 the dimensions along which a tensor of `shape` was broadcast to t's; fp32 of `shape`."""
     new = t.dim() - len(shape)
     dims = [i for i in range(t.dim()) if i < new or (shape[i - new] == 1 and t.shape[i] != 1)]
     total = t.sum(dims, keepdim=True, dtype=torch.float32) if dims else t.float()
@@ -159,8 +162,8 @@ class _Gemm(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, _: Any, ta: Any, tb: Any, tc: Any, tbias: Any, *rest: Any) -> torch.Tensor:
-        # HAZARD: as in forward, apply has switched forward mode off, and a level below may need it. With it on, the
-        # primals must not be duals of this level again.
+        # HAZARD: as in forward, apply has switched forward mode off, and a level below may need it. With it
+        # on, the primals must not be duals of this level again.
         with forward_ad._set_fwd_grad_enabled(True):
             a, b = (forward_ad.unpack_dual(t).primal for t in ctx.saved_tensors)
             terms = []
@@ -200,8 +203,8 @@ class _Mm(torch.autograd.Function):
         )
 
 
-# Function.apply in Python looks for functorch and wants setup_context. The C method below it is what functorch itself
-# calls at each level, and at the Autograd key there is exactly one level to handle.
+# Function.apply in Python looks for functorch and wants setup_context. The C method below it is what
+# functorch itself calls at each level, and at the Autograd key there is exactly one level to handle.
 _apply = super(torch.autograd.Function, _Gemm).apply
 _apply_mm = super(torch.autograd.Function, _Mm).apply
 # What the engine calls. torch's own looks for boxed_grads_call and vjp first: two frames more, 0.5 us.
@@ -216,8 +219,8 @@ def _redispatch(keyset: Any, *args: Any) -> torch.Tensor:
 
 
 def _redispatch_levels(keyset: Any, grad: bool, forward: bool, *args: Any) -> torch.Tensor:
-    # HAZARD: Function.apply runs forward with both grad modes off; the levels below need them as they were, or their
-    # derivatives are lost without a word.
+    # HAZARD: Function.apply runs forward with both grad modes off; the levels below need them as they were,
+    # or their derivatives are lost without a word.
     with torch.set_grad_enabled(grad), forward_ad._set_fwd_grad_enabled(forward):
         return _redispatch(keyset, *args)
 
@@ -248,8 +251,9 @@ def _autograd(
 
 
 def register() -> None:
-    """Registers the derivatives of `gemm`; the raw operators have none and are never called where one is needed."""
+    """Registers the derivatives of `gemm`; the raw operators have none and are never called where needed."""
     LIBRARY.impl("gemm", _autograd, "Autograd", with_keyset=True)
-    # Without a fallthrough they pay 0.5 us for torch's "no autograd kernel" fallback when an input requires grad.
+    # Without a fallthrough they pay 0.5 us for torch's "no autograd kernel" fallback when an input requires
+    # grad.
     for name in ("_gemm", "_mm", "_mm_bias", "_mm_out", "_mm_backward"):
         LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")

@@ -1,7 +1,7 @@
 """What a product asks of its tensors, and the words in which it refuses them.
 
-Used where Python decides (fake tensors, the CPU) and to explain an error of the C++ operators, which check the same
-rules but cannot raise TypeError. Nothing here computes.
+Used where Python decides (fake tensors, the CPU) and to explain an error of the C++ operators, which check
+the same rules but cannot raise TypeError. Nothing here computes.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def check_types(a: Any, b: Any, c: Any, bias: Any, alpha: Any, beta: Any) -> Non
     """TypeError unless these are tensors and Python numbers; ValueError for a beta without c."""
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         raise TypeError(
-            f"hopgemm.matmul: a is a {type(a).__name__} and b is a {type(b).__name__}; both must be torch.Tensor. "
-            "Convert them with torch.as_tensor"
+            f"hopgemm.matmul: a is a {type(a).__name__} and b is a {type(b).__name__}; "
+            "both must be torch.Tensor. Convert them with torch.as_tensor"
         )
     for name, t in (("c", c), ("bias", bias)):
         if t is not None and not isinstance(t, torch.Tensor):
@@ -100,7 +100,8 @@ def check_tensors(
         raise TypeError(f"hopgemm.matmul: {_pair('a', a, 'b', b)}; both need one dtype. Cast one of them")
     if out_dtype not in (None, a.dtype, torch.float32):
         raise TypeError(
-            f"hopgemm.matmul: out_dtype is {out_dtype}; supported beside {a.dtype} operands: {a.dtype}, torch.float32"
+            f"hopgemm.matmul: out_dtype is {out_dtype}; "
+            f"supported beside {a.dtype} operands: {a.dtype}, torch.float32"
         )
     tensors: dict[str, torch.Tensor | None] = {"a": a, "b": b, "c": c, "bias": bias}
     for name, t in tensors.items():
@@ -115,7 +116,8 @@ def check_tensors(
             raise TypeError(f"hopgemm.matmul: {pair}; all must be on one device. Move one with .to()")
         if name in ("c", "bias") and t.dtype not in (a.dtype, torch.float32):
             raise TypeError(
-                f"hopgemm.matmul: {name} is {describe(t)}; it needs a's dtype, {a.dtype}, or torch.float32. Cast it"
+                f"hopgemm.matmul: {name} is {describe(t)}; "
+                f"it needs a's dtype, {a.dtype}, or torch.float32. Cast it"
             )
     return _result_shape(a, b, c, bias)
 
@@ -129,8 +131,8 @@ def _result_shape(
         )
     if a.shape[-1] != b.shape[-2]:
         raise ValueError(
-            f"hopgemm.matmul: {_pair('a', a, 'b', b)}; the last dimension of a must equal the last but one of b. "
-            "Is a transpose (.mT) missing?"
+            f"hopgemm.matmul: {_pair('a', a, 'b', b)}; "
+            "the last dimension of a must equal the last but one of b. Is a transpose (.mT) missing?"
         )
     batch = _broadcast(a.shape[:-2], b.shape[:-2])
     if batch is None or len(batch) > 6:
@@ -146,13 +148,17 @@ def _result_shape(
         rows = (*batch, b.shape[-1])
         if bias.dim() < 1 or bias.shape[-1] != b.shape[-1] or _broadcast(rows, bias.shape) != rows:
             raise ValueError(
-                f"hopgemm.matmul: bias is {describe(bias)}; it needs one value for each of the {b.shape[-1]} columns"
+                f"hopgemm.matmul: bias is {describe(bias)}; "
+                f"it needs one value for each of the {b.shape[-1]} columns"
             )
     return shape
 
 
 def _broadcast(x: Any, y: Any) -> tuple[int, ...] | None:
-    """The shape that x and y broadcast to; None where they do not. (torch.broadcast_shapes raises in other words.)"""
+    """The shape that x and y broadcast to; None where they do not.
+
+    (torch.broadcast_shapes raises in other words.)
+    """
     length = max(len(x), len(y))
     pairs = zip((1,) * (length - len(x)) + tuple(x), (1,) * (length - len(y)) + tuple(y), strict=True)
     shape = []
@@ -164,7 +170,7 @@ def _broadcast(x: Any, y: Any) -> tuple[int, ...] | None:
 
 
 def check_out_shape(out: torch.Tensor, shape: tuple[int, ...], a: torch.Tensor) -> None:
-    """ValueError for an `out` that is not of the result's shape, TypeError for one on another device than a."""
+    """ValueError for an `out` not of the result's shape, TypeError for one on another device than a."""
     if tuple(out.shape) != shape:
         raise ValueError(f"hopgemm.matmul: out is {describe(out)}; the result is {tuple(shape)}")
     if out.device != a.device:
@@ -185,7 +191,8 @@ def check_out(
         return
     if torch._debug_has_internal_overlap(out) == 1:
         raise ValueError(
-            f"hopgemm.matmul: out has strides {out.stride()}, which put several elements in one place. Clone it first"
+            f"hopgemm.matmul: out has strides {out.stride()}, which put several elements in one place. "
+            "Clone it first"
         )
     for name, t in (("a", a), ("b", b), ("c", c), ("bias", bias)):
         if t is None or (name == "c" and is_same_view(out, t)) or not _may_overlap(out, t):

@@ -1,7 +1,7 @@
 """The product from torch's own operations: what CPU tensors get, and the fallback on other GPUs.
 
-The numerics are the kernel's: fp32 sums, scaled and added in fp32, rounded once. The bits are the same where every
-partial sum is exact in fp32; else the order of summation is torch's.
+The numerics are the kernel's: fp32 sums, scaled and added in fp32, rounded once. The bits are the same where
+every partial sum is exact in fp32; else the order of summation is torch's.
 """
 
 # Much of what is called here has no annotations in torch.
@@ -24,9 +24,9 @@ def product(
     out_dtype: torch.dtype | None = None,
     wide: torch.dtype = torch.float32,
 ) -> torch.Tensor:
-    """alpha * a @ b + beta * c + bias of checked tensors with 2 and more dimensions; differentiable, contiguous.
+    """alpha * a @ b + beta * c + bias of checked tensors with 2 and more dimensions.
 
-    The operands are multiplied in `wide`.
+    The operands are multiplied in `wide`; the result is differentiable and contiguous.
     """
     with torch.autocast(a.device.type, enabled=False):  # it would undo the cast to fp32
         if alpha == 0:  # nothing of a and b is read: neither may their NaN be
@@ -43,8 +43,8 @@ def product(
 
 
 def _wide() -> torch.dtype:
-    # HAZARD: where torch may multiply fp32 in fewer bits on the CPU, it does, and fp16 operands would lose theirs.
-    # (torch.get_float32_matmul_precision raises once anything was set through torch.backends.)
+    # HAZARD: where torch may multiply fp32 in fewer bits on the CPU, it does, and fp16 operands would lose
+    # theirs. (torch.get_float32_matmul_precision raises once anything was set through torch.backends.)
     exact = torch.backends.mkldnn.matmul.fp32_precision in ("none", "ieee")  # type: ignore[attr-defined]
     return torch.float32 if exact else torch.float64
 

@@ -1,4 +1,4 @@
-"""The operators of `_torch_ops.so` and the torch.library handle that their Python contracts are registered on.
+"""The operators of `_torch_ops.so` and the torch.library handle that bears their Python contracts.
 
     gemm, gemm_out   public: torch.ops.hopgemm.*, right under every transform of torch
     _gemm, _mm, _mm_bias, _mm_out, _mm_backward   the same C++ below autograd, for plain eager code

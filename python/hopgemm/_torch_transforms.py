@@ -58,7 +58,8 @@ def _vmap(info: Any, in_dims: Args, *args: Any) -> tuple[torch.Tensor, int]:
     rank = max(t.dim() - (d is not None) for t, d in zip((a, b), dims[:2], strict=True))
 
     def front(t: Any, dim: int | None, rank: int) -> Any:
-        # The mapped dimension goes left of `rank` logical ones, so that it broadcasts as a batch dimension of its own.
+        # The mapped dimension goes left of `rank` logical ones, so that it broadcasts as a batch dimension of
+        # its own.
         if t is None or dim is None:
             return t
         t = t.movedim(dim, 0)

@@ -1,4 +1,7 @@
-"""`hopgemm verify`: every compiled kernel on the emulated machine, under many schedules, against exact products."""
+"""`hopgemm verify`: every compiled kernel on the emulated machine, against exact products.
+
+Each runs under many schedules.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _NAME = re.compile(r"(bf16|f16)_([km])([kn])_(\d+)x(\d+)x(\d+)_c(\d+)x(\d+)_s(\d
 
 @dataclass
 class Verified:
-    """One kernel. `failure`: what was found first, with the seed that shows it again; empty where nothing was."""
+    """One kernel. `failure`: the first that was found, with the seed that shows it again; else empty."""
 
     name: str
     runs: int = 0
@@ -58,14 +61,15 @@ def run(
 
 
 def run_mutants(source: Path, seeds: int) -> list[dict[str, Any]]:
-    """Runs the broken kernels of a source checkout in which `ci/cpp` has compiled them, `seeds` schedules each.
+    """Runs the broken kernels of a source checkout where `ci/cpp` has compiled them, `seeds` schedules each.
 
     Returns:
       `[{"name", "runs", "caught"}]`.
 
     Raises:
       ValueError: there is no such program.
-      RuntimeError: a mutant was not caught, or its clean twin was accused; the message is what the program printed.
+      RuntimeError: a mutant was not caught, or its clean twin was accused; the message is what the program
+        printed.
     """
     program = _mutants_program(source).resolve()
     if not program.exists():

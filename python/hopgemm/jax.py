@@ -157,7 +157,8 @@ def _options(
     if sm_limit is not None:
         if isinstance(sm_limit, bool) or not hasattr(sm_limit, "__index__"):
             raise TypeError(
-                f"hopgemm.jax: sm_limit is {sm_limit!r} ({type(sm_limit).__name__}); must be an int, 0: all SMs"
+                f"hopgemm.jax: sm_limit is {sm_limit!r} ({type(sm_limit).__name__}); "
+                "must be an int, 0: all SMs"
             )
         if sm_limit < 0:
             raise ValueError(f"hopgemm.jax: sm_limit is {sm_limit}; must be 0 (all SMs) or more")
@@ -294,7 +295,8 @@ def matmul(
         alpha, beta: Python numbers (they are compiled into the call).
         out: always None: JAX arrays are immutable, so anything else is a TypeError.
         out_dtype: a's dtype (None) or float32.
-        batch_invariant, fallback, sm_limit: None: the enclosing `with` block's setting, else the environment's.
+        batch_invariant, fallback, sm_limit: None: the enclosing `with` block's setting, else the
+            environment's.
         config: name of one compiled kernel for this product (gradients choose their own); None: chosen while
             lowering.
 

@@ -1,7 +1,9 @@
 """Deals the rows of instances.def into .cu files, and writes the table that names them.
 
-    python generate_instances.py instances.def OUTPUT_DIR SHARDS      writes OUTPUT_DIR/instances_<i>.cu and instances.cc
-    python generate_instances.py instances.def --widths               prints the wgmma widths that the rows need
+    python generate_instances.py instances.def OUTPUT_DIR SHARDS
+        writes instances_<i>.cu and instances.cc into OUTPUT_DIR
+    python generate_instances.py instances.def --widths
+        prints the wgmma widths that the rows need
 
 Kernels are dealt from the heaviest on, like cards, so that every file takes about as long to compile.
 """
@@ -23,7 +25,8 @@ namespace hopgemm::instances {{
 """
 
 KERNEL = """
-__global__ void __launch_bounds__(kNumThreads, 1) {name}(const __grid_constant__ GemmParams<CUtensorMap> params) {{
+__global__ void __launch_bounds__(kNumThreads, 1) \
+{name}(const __grid_constant__ GemmParams<CUtensorMap> params) {{
   gemm_kernel<{config}>(params);
 }}
 const void* address_of_{name}() {{ return reinterpret_cast<const void*>(&{name}); }}
@@ -61,8 +64,8 @@ def instances(path):
                 short = "coop" if arrangement == "Cooperative" else "pingpong"
                 name = f"{dtype}_{a}{b}_{tile_m}x{tile_n}x64_c{cluster_m}x{cluster_n}_s{stages}_{short}"
                 config = (
-                    f"KernelConfig{{DType::{enumerator}, Major::{MAJORS[a]}, Major::{MAJORS[b]}, {tile_m}, {tile_n}, "
-                    f"{cluster_m}, {cluster_n}, {stages}, Arrangement::k{arrangement}}}"
+                    f"KernelConfig{{DType::{enumerator}, Major::{MAJORS[a]}, Major::{MAJORS[b]}, "
+                    f"{tile_m}, {tile_n}, {cluster_m}, {cluster_n}, {stages}, Arrangement::k{arrangement}}}"
                 )
                 rows = tile_m // 2 if arrangement == "Cooperative" else tile_m
                 yield name, config, rows * tile_n

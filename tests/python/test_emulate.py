@@ -1,4 +1,4 @@
-"""The kernel on the emulated machine, from Python: products bit for bit, logs, errors, and `hopgemm verify`."""
+"""The kernel on the emulated machine, from Python: products bit for bit, logs, errors, `hopgemm verify`."""
 
 import json
 

@@ -219,7 +219,7 @@ def test_a_step_of_several_calls_repeats_its_bits():
 FIRST_CALLS = {
     "tma": "f(a, b)",
     "packed": "f(a[:33, :65], b[:65, :17])",
-    # (Not bias=b[0]: XLA wraps a call with a sliced operand in a fusion of its own, which it does not record.)
+    # (Not bias=b[0]: XLA wraps a call with a sliced operand in its own fusion, which it does not record.)
     "epilogue": "f(a, b, bias=(a + b)[0], c=a, alpha=0.5, beta=2)",
     "fp32": "f(a, b, out_dtype=jnp.float32)",
     "batch": "f(a.reshape(4, 64, 256), b)",
@@ -250,7 +250,8 @@ def by_numpy(a, b, bias=0, c=0, alpha=1, beta=0, out_dtype=jnp.bfloat16):
 wanted = [product(by_numpy, a, b), product(by_numpy, b, a)] * 4
 for got, want in zip(results, wanted):
     np.testing.assert_array_equal(got.astype("f4"), want.astype("f4"))
-thunks = "".join(open(name).read() for name in glob.glob(f"{dump}/*jit_step*thunk_sequence_after_thunk_passes.txt"))
+names = glob.glob(f"{dump}/*jit_step*thunk_sequence_after_thunk_passes.txt")
+thunks = "".join(open(name).read() for name in names)
 before, found, inside = thunks.partition("kCommandBuffer")
 assert found and "kCustomCall" not in before, thunks
 """

@@ -1,6 +1,7 @@
-"""Runs the checks of jax_multi/ in processes of their own: four virtual CPU devices, a host handler for the kernel.
+"""Runs the checks of jax_multi/ in processes of their own.
 
-Differentiated, batched, sharded and exported programs really execute the custom call there.
+They have four virtual CPU devices and a host handler for the kernel: differentiated, batched, sharded and
+exported programs really execute the custom call there.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""`import hopgemm` is quick, quiet and free of CUDA and of every framework; each test has its own processes."""
+"""`import hopgemm` is quick, quiet and free of CUDA and every framework; each test has its own processes."""
 
 import os
 import subprocess
@@ -33,7 +33,7 @@ def test_without_any_driver():
 
 
 def test_import_time():
-    """Under 15 ms of the processor's time (a busy machine stretches the wall clock): the best of five processes."""
+    """Under 15 ms of processor time (a busy machine stretches the wall clock): the best of five processes."""
     code = "import time; t = time.process_time(); import hopgemm; print(time.process_time() - t)"
     assert min(float(run(code)) for _ in range(5)) < 0.015
 

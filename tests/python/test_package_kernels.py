@@ -85,7 +85,7 @@ def test_membar_outside_the_loop_is_allowed():
 
 
 def test_only_a_cta_scope_membar_may_lie_between_two_main_loops():
-    """As in a cooperative kernel, whose first steps stand before the loop, with a piece of the epilogue between."""
+    """As in a cooperative kernel: its first steps stand before the loop, a piece of the epilogue between."""
     first_step = CODE.replace("UMOV UR4, 0x400 ;     ", "HGMMA.64x256x16 R24, gdesc[UR8], R24 ;")
     later_step = first_step.replace("BRA.U UP0, 0x10 ;", "HGMMA.64x256x16 R24, gdesc[UR8], R24 ;")
     fence = later_step.replace("STSM.16.M88.4 [R3], R24", "MEMBAR.ALL.CTA")

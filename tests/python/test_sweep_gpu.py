@@ -1,7 +1,7 @@
-"""The kernel itself on a Hopper GPU: every tail, layout, config and path, on exact integers compared bit for bit.
+"""The kernel itself on a Hopper GPU: every tail, layout, config and path, on exact integers, bit for bit.
 
-Operands lie inside NaN, results inside canaries. Each sweep counts which path its cases took, and fails where the TMA path or
-the pack path saw under 40% of them.
+Operands lie inside NaN, results inside canaries. Each sweep counts which path its cases took, and fails where
+the TMA path or the pack path saw under 40% of them.
 """
 
 import itertools
@@ -27,7 +27,10 @@ def name_of(dtype):
 
 
 def operand(rows, cols, dtype, row_major, padded, low=-2, high=2):
-    """A rows x cols view of integers inside a NaN-filled buffer. `padded`: rows (or columns) of a multiple of 8 elements."""
+    """A rows x cols view of integers inside a NaN-filled buffer.
+
+    `padded`: rows (or columns) of a multiple of 8 elements.
+    """
     inner, outer = (cols, rows) if row_major else (rows, cols)
     pitch = (inner + 7) // 8 * 8 + 8 if padded else inner
     buffer = torch.full((outer * pitch + 64,), float("nan"), dtype=dtype, device="cuda")
@@ -38,7 +41,7 @@ def operand(rows, cols, dtype, row_major, padded, low=-2, high=2):
 
 
 def result(rows, cols, dtype, padded):
-    """A rows x cols view inside a canary-filled buffer, the buffer, and the mask of what is not the view's."""
+    """A rows x cols view inside a canary-filled buffer, and the buffer."""
     pitch = (cols + 15) // 16 * 16 + 16 if padded else cols
     buffer = torch.full((rows * pitch + 64,), CANARY, dtype=dtype, device="cuda")
     return buffer.as_strided((rows, cols), (pitch, 1), 16 if padded else 0), buffer
@@ -61,7 +64,8 @@ class Sweep:
         out.fill_(CANARY)  # then the whole buffer must be canaries
         self.bad += wrong + (buffer != CANARY).sum()
         plan = _core.plan(
-            name_of(dtype), name_of(out.dtype), m, n, k, [], list(a.stride()), list(b.stride()), list(out.stride()),
+            name_of(dtype), name_of(out.dtype), m, n, k,
+            [], list(a.stride()), list(b.stride()), list(out.stride()),
             alignment=tuple(t.data_ptr() & -t.data_ptr() for t in (a, b, out)), config=config or "",
         )  # fmt: skip
         self.cases += 1
@@ -131,7 +135,7 @@ def test_every_k_drops_no_tail(dtype):
 
 @pytest.mark.parametrize("config", _core.configs())
 def test_every_config(config):
-    """Tails, one tile, more tiles than CTAs, K shorter than the ring and longer, both result types, both stores."""
+    """Tails, one tile, more tiles than CTAs, K below the ring and above, both result types, both stores."""
     dtype = torch.bfloat16 if config.startswith("bf16") else torch.float16
     majors = config.split("_")[1]
     sweep = Sweep()
@@ -175,7 +179,7 @@ def test_every_walk(kernel, schedule):
 
 @pytest.mark.parametrize("dtype, layout", list(layouts()))
 def test_configs_agree_bit_for_bit(dtype, layout):
-    """K runs forwards in every kernel, one multiply-add chain an element: the tile must not show in the bits."""
+    """K runs forwards in every kernel, one multiply-add chain an element: no tile may show in the bits."""
     short = "bf16" if dtype == torch.bfloat16 else "f16"
     a = (
         torch.randn(520, 1000, device="cuda").to(dtype)
@@ -211,7 +215,10 @@ def test_any_number_of_sms(sms):
     "m, n, k", [(512, 512, 512), (100, 3000, 4096), (1000, 72, 16384), (2048, 2048, 2048)]
 )
 def test_random_data_within_the_bound(m, n, k, dtype):
-    """|error| <= u |ref| + K 2^-23 (|a| x |b|), plus half the smallest subnormal in fp16; RMS within 1.02 of cuBLAS's."""
+    """|error| <= u |ref| + K 2^-23 (|a| x |b|), plus half the smallest subnormal in fp16.
+
+    RMS within 1.02 of cuBLAS's.
+    """
     a, b = (torch.randn(*s, device="cuda").to(dtype) for s in ((m, k), (k, n)))
     exact = a.double() @ b.double()
     bound = k * 2.0**-23 * (a.double().abs() @ b.double().abs())
@@ -226,7 +233,10 @@ def test_random_data_within_the_bound(m, n, k, dtype):
 
 
 def test_a_tile_names_itself():
-    """Row i of a selects row p[i] of b, whose elements are their own coordinates: a wrong tile shows where it came from."""
+    """Row i of a selects row p[i] of b, whose elements are their own coordinates.
+
+    So a wrong tile shows where it came from.
+    """
     n = 2048
     p = torch.randperm(n, device="cuda")
     a = torch.zeros(n, n, device="cuda", dtype=torch.float16)
@@ -264,8 +274,13 @@ def test_nan_and_inf_stay_in_their_rows():
 
 def test_rounding_and_subnormals():
     ones = lambda *s, dtype: torch.ones(*s, device="cuda", dtype=dtype)
-    for dtype, k, want in [(torch.bfloat16, 1028, 1024), (torch.bfloat16, 1036, 1040), (torch.bfloat16, 1029, 1032),
-                           (torch.float16, 2049, 2048), (torch.float16, 2051, 2052)]:  # fmt: skip
+    for dtype, k, want in [
+        (torch.bfloat16, 1028, 1024),
+        (torch.bfloat16, 1036, 1040),
+        (torch.bfloat16, 1029, 1032),
+        (torch.float16, 2049, 2048),
+        (torch.float16, 2051, 2052),
+    ]:
         assert (hopgemm.matmul(ones(8, k, dtype=dtype), ones(k, 8, dtype=dtype)) == want).all()
         assert (hopgemm.matmul(-ones(8, k, dtype=dtype), ones(k, 8, dtype=dtype)) == -want).all()
     for k, want in ((65519, 65504.0), (65520, float("inf"))):

@@ -1,7 +1,7 @@
 """Derivatives of hopgemm.torch.matmul: both modes, both orders, torch.func.
 
-On CPU; `test_torch_cpp.py` runs this file again. The data are small integers and the functions polynomials, so that
-every derivative is an integer that float16 holds: the comparisons with float64 are exact.
+On CPU; `test_torch_cpp.py` runs this file again. The data are small integers and the functions polynomials,
+so that every derivative is an integer that float16 holds: the comparisons with float64 are exact.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""hopgemm.torch.matmul under FakeTensor, torch.compile and torch.export; opcheck of every operator. On CPU."""
+"""hopgemm.torch.matmul under FakeTensor, torch.compile, torch.export; opcheck of every operator. On CPU."""
 
 import pytest
 
@@ -38,8 +38,15 @@ LAYOUTS = {
     "sliced": lambda t: torch.nn.functional.pad(t, (1, 2))[..., 1:-2],
     "expanded": lambda t: t[..., :1, :].expand(t.shape),
 }
-SHAPES = [((3, 4), (4, 5)), ((2, 3, 4), (4, 5)), ((3, 4), (2, 4, 5)), ((2, 1, 3, 4), (3, 4, 5)), ((0, 4), (4, 5)),
-          ((3, 0), (0, 5)), ((1, 4), (4, 1))]  # fmt: skip
+SHAPES = [
+    ((3, 4), (4, 5)),
+    ((2, 3, 4), (4, 5)),
+    ((3, 4), (2, 4, 5)),
+    ((2, 1, 3, 4), (3, 4, 5)),
+    ((0, 4), (4, 5)),
+    ((3, 0), (0, 5)),
+    ((1, 4), (4, 1)),
+]
 
 
 @pytest.mark.parametrize("grad", [False, True])

@@ -1,5 +1,6 @@
-"""The C++ operators on CPU tensors: every torch test of this folder again, and `torch_cpp_checks.py`, in a subprocess.
+"""The C++ operators on CPU tensors.
 
+Runs every torch test of this folder again, and `torch_cpp_checks.py`, in a subprocess.
 See `torch_naive.py` for how a package is built whose CPU key belongs to `torch_ops.cc`.
 """
 

@@ -80,7 +80,7 @@ def test_epilogue(shape_a, shape_b, c_dtype, out_dtype):
 
 
 def test_one_rounding():
-    # 256 + 1 is not a bfloat16: rounding the product before adding c would lose the 1, and the sum would be 256.
+    # 256 + 1 is not a bfloat16: rounding the product before adding c would lose the 1; the sum would be 256.
     a, b = torch.full((1, 64), 2.0).bfloat16(), torch.full((64, 1), 2.0).bfloat16()
     c, bias = torch.tensor([[1.0]]).bfloat16(), torch.tensor([1.0]).bfloat16()
     assert matmul(a, b, c=c, beta=1.0, bias=bias).item() == 258

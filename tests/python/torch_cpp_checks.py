@@ -1,4 +1,7 @@
-"""What only the C++ operators show, over tests/cpp/naive_gemm.cc; `test_torch_cpp.py` runs it in its own process."""
+"""What only the C++ operators show, over tests/cpp/naive_gemm.cc.
+
+`test_torch_cpp.py` runs it in its own process.
+"""
 
 import ctypes
 import gc

@@ -1,7 +1,7 @@
-"""A copy of the package whose C++ operators run on CPU tensors, over tests/cpp/naive_gemm.cc instead of the kernels.
+"""A copy of the package whose C++ operators run on CPU tensors, by tests/cpp/naive_gemm.cc, not the kernels.
 
-The conversion code of the operators then gets every test that CPU tensors can give it. For a subprocess: put the
-folder that `build()` filled first on PYTHONPATH.
+The conversion code of the operators then gets every test that CPU tensors can give it. For a subprocess: put
+the folder that `build()` filled first on PYTHONPATH.
 """
 
 import importlib.util

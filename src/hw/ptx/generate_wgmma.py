@@ -7,7 +7,8 @@ An asm statement must name each of its up to 128 accumulator registers, which no
 
 import sys
 
-HEAD = """// Written by generate_wgmma.py. PTX ISA, "wgmma.mma_async": D (fp32, registers) += A (shared) x B (shared), m64nNk16.
+HEAD = """// Written by generate_wgmma.py. PTX ISA, "wgmma.mma_async": \
+D (fp32, registers) += A (shared) x B (shared), m64nNk16.
 #pragma once
 #include <cstdint>
 
@@ -15,7 +16,8 @@ HEAD = """// Written by generate_wgmma.py. PTX ISA, "wgmma.mma_async": D (fp32, 
 
 namespace hopgemm::ptx {
 
-// kTransA, kTransB: 1 where the operand is MN-major. `accumulate` false overwrites D. `d` is the first of kN / 2 registers.
+// kTransA, kTransB: 1 where the operand is MN-major. `accumulate` false overwrites D. \
+`d` is the first of kN / 2 registers.
 template <int kN, DType kType, int kTransA, int kTransB> struct Wgmma;
 """
 
@@ -41,7 +43,8 @@ def statement(n: int, dtype: str) -> str:
         f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype} {{{registers}}}, "
         f'%{count}, %{count + 1}, p, 1, 1, %{count + 3}, %{count + 4};}}"\n'
         f"                   : {operands}\n"
-        f'                   : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransA), "n"(kTransB));'
+        '                   : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), '
+        '"n"(kTransA), "n"(kTransB));'
     )
 
 

@@ -42,7 +42,7 @@ def last_call():
 
 
 def same(f, g, *args, calls=None):
-    """f by the kernel and g by JAX agree in value and type; the handler ran `calls` times, or at least once."""
+    """f by the kernel and g by JAX agree in value and type; the handler ran `calls` times, or at least 1."""
     before = LIB.host_calls()
     x, y = jax.block_until_ready(f(*args)), g(*args)
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a, "f8"), np.asarray(b, "f8")), x, y)
