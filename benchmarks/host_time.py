@@ -46,7 +46,7 @@ def cases():
     return {
         "inference_mode": (lambda: mm(a, b), lambda: ours(a, b), torch.inference_mode),
         "no_grad": (lambda: mm(a, b), lambda: ours(a, b), torch.no_grad),
-        "grad off": (lambda: mm(a, b), lambda: ours(a, b), torch.enable_grad),
+        "no operand requires grad": (lambda: mm(a, b), lambda: ours(a, b), torch.enable_grad),
         "out=": (lambda: mm(a, b, out=out), lambda: ours(a, b, out=out), torch.no_grad),
         "batched": (lambda: torch.bmm(x, y), lambda: ours(x, y), torch.no_grad),
         "bias": (lambda: torch.addmm(bias, a, b), lambda: ours(a, b, bias=bias), torch.no_grad),

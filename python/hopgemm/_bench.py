@@ -104,7 +104,7 @@ class Session:
     def _measure_shape(self, shape: Shape, protocol: str) -> list[dict[str, Any]]:
         failures: list[dict[str, Any]] = []
         case = self.rig.case(shape, self.task.dtype, self.task.layout, graph=protocol == "single")
-        contenders, requests = [_faster(case.baselines(), self.meter)], [""]
+        contenders, requests = [_faster(case.baselines())], [""]
         for config in self.task.configs:
             try:
                 contenders.append(case.hopgemm(config))
@@ -186,11 +186,11 @@ def open_session(task: Task, baseline: str, path: Path | None) -> Session:
     return Session(task, rig, meter, roofs, gpu["sm_count"], Results(header, path))
 
 
-def _faster(baselines: list[Any], meter: Meter) -> Any:
+def _faster(baselines: list[Any]) -> Any:
     """cuBLAS is the faster of its backends, by a short probe."""
     if len(baselines) == 1:
         return baselines[0]
-    probes = protocols.single(baselines, meter, rounds=_PROBE_ROUNDS)
+    probes = protocols.single(baselines, rounds=_PROBE_ROUNDS)
     return min(
         zip(probes, range(len(baselines)), baselines, strict=True), key=lambda p: (p[0].seconds, p[1])
     )[2]

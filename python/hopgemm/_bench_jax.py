@@ -31,7 +31,7 @@ Operands = tuple[jax.Array, jax.Array]
 
 
 class JaxContender:
-    """One product, compiled into a program that computes it for every set of operands."""
+    """One product of operands as they are stored, compiled into a program that computes it for every set."""
 
     def __init__(
         self, name: str, config: str, product: Product, sets: list[Operands], dtype: str, layout: str = "kn"
@@ -39,7 +39,7 @@ class JaxContender:
         self.name, self.config = name, config
         self._sets, self._dtype, self._layout = sets, dtype, layout
         # All results are returned, so XLA can leave none out.
-        program = jax.jit(lambda sets: [product(*_oriented(pair, layout)) for pair in sets])
+        program = jax.jit(lambda sets: [product(*pair) for pair in sets])
         self._program = program.lower(sets).compile()
 
     def run(self, launches: int) -> tuple[int, float]:
@@ -53,7 +53,7 @@ class JaxContender:
 
     def check(self) -> Check:
         """Sampled rows and columns of the first set's product against fp64, on the host."""
-        a, b = _oriented(self._sets[0], self._layout)
+        a, b = oriented(self._sets[0], self._layout)
         rows = np.array(sample_rows(a.shape[0]))
         columns = np.array(sample_rows(b.shape[1], _CHECK_COLUMNS))
         found = np.asarray(self._program(self._sets)[0][rows][:, columns], np.float64)
@@ -65,22 +65,28 @@ class JaxContender:
 
 
 class JaxCase:
-    """One shape's operands, and the contenders on them. Column-major ones are transposed in the program."""
+    """One shape's operands, as they are stored, and the contenders on them."""
 
-    def __init__(self, sets: list[Operands], dtype: str, layout: str) -> None:
-        self._sets, self._dtype, self._layout = sets, dtype, layout
+    def __init__(self, sets: list[Operands], dtype: str, layout: str, device: int = 0) -> None:
+        self._sets, self._dtype, self._layout, self._device = sets, dtype, layout, device
 
     def baselines(self) -> list[JaxContender]:
         """XLA's product, which it hands to cuBLAS."""
-        return [self._contender("cublas", "xla", jnp.matmul)]
+        return [self._contender("cublas", "xla", lambda a, b: jnp.matmul(*oriented((a, b), self._layout)))]
 
     def hopgemm(self, config: str) -> JaxContender:
         """hopgemm in that configuration, "" for its own choice. ValueError where it cannot run this shape."""
-        (m, k), (_, n) = (x.shape for x in _oriented(self._sets[0], self._layout))
+        (m, k), (_, n) = (x.shape for x in oriented(self._sets[0], self._layout))
         name = plan(
-            m=m, n=n, k=k, dtype=self._dtype, majors=self._layout, config=config or None, device=0
+            m=m, n=n, k=k, dtype=self._dtype, majors=self._layout, config=config or None, device=self._device
         ).config
-        return self._contender("hopgemm", name, lambda a, b: hopgemm_jax.matmul(a, b, config=config or None))
+        # By dimension numbers: a transpose before the custom call would be a kernel of its own.
+        contracted = ((int(self._layout[0] == "k"),), (int(self._layout[1] == "k"),))
+        return self._contender(
+            "hopgemm",
+            name,
+            lambda a, b: hopgemm_jax.dot_general(a, b, (contracted, ((), ())), config=config or None),
+        )
 
     def _contender(self, name: str, config: str, product: Product) -> JaxContender:
         return JaxContender(name, config, product, self._sets, self._dtype, self._layout)
@@ -105,7 +111,7 @@ class JaxRig:
         sizes = ((m, k) if layout[0] == "k" else (k, m)), ((k, n) if layout[1] == "n" else (n, k))
         keys = jax.random.split(jax.random.key(0), 2 * count)
         arrays = [jax.random.normal(key, sizes[i % 2], _DTYPES[dtype]) for i, key in enumerate(keys)]
-        return JaxCase(list(zip(arrays[::2], arrays[1::2], strict=True)), dtype, layout)
+        return JaxCase(list(zip(arrays[::2], arrays[1::2], strict=True)), dtype, layout, self.device)
 
     def memory_roof(self) -> float:
         """Bytes a second of a read-only sweep over 4 GiB."""
@@ -119,7 +125,7 @@ class JaxRig:
         jax.clear_caches()  # type: ignore[no-untyped-call]
 
 
-def _oriented(pair: Operands, layout: str) -> Operands:
+def oriented(pair: Operands, layout: str) -> Operands:
     """A as (M, K) and B as (K, N), however they are stored."""
     a, b = pair
     return (a if layout[0] == "k" else a.T), (b if layout[1] == "n" else b.T)

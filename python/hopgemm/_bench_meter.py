@@ -78,7 +78,7 @@ def _collect(
 
 
 def open_meter(uuid: str | None) -> Meter:
-    """A meter for the GPU with that UUID ("GPU-..."), or for the first one."""
+    """A meter for the GPU with that UUID ("GPU-..."), or for the only one."""
     return _nvml_meter(uuid) or _smi_meter(uuid) or Meter()
 
 
@@ -87,6 +87,8 @@ def _nvml_meter(uuid: str | None) -> Meter | None:
         import pynvml as nvml  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
         nvml.nvmlInit()
+        if not uuid and nvml.nvmlDeviceGetCount() != 1:
+            return None  # it could be any of them
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid) if uuid else nvml.nvmlDeviceGetHandleByIndex(0)
         driver = nvml.nvmlSystemGetDriverVersion()
     except Exception:  # not installed, or no driver that it likes

@@ -76,7 +76,7 @@ def run(
         return sustained(contenders, meter, seconds=seconds, energy=energy)
     if protocol == "burst":
         return burst(contenders, meter, seconds=seconds, sleep=sleep)
-    return single(contenders, meter, seconds=seconds)
+    return single(contenders, seconds=seconds)
 
 
 def sustained(
@@ -118,17 +118,16 @@ def burst(
 
 
 def single(
-    contenders: Sequence[Contender], meter: Meter, *, seconds: float = 0.0, rounds: int = SINGLE_ROUNDS
+    contenders: Sequence[Contender], *, seconds: float = 0.0, rounds: int = SINGLE_ROUNDS
 ) -> list[Result]:
     """Short samples, A B A B, at least eleven rounds."""
     results = [Result() for _ in contenders]
     launches = [math.ceil(SAMPLE_S / estimate(contender)) for contender in contenders]
     for _ in _rounds(rounds, seconds / (len(contenders) * SAMPLE_S)):
         for contender, count, result in zip(contenders, launches, results, strict=True):
-            with meter.sample() as reading:
-                done, elapsed = contender.run(count)
+            # No readings: the meter averages over a second, in which all contenders have had their turn.
+            done, elapsed = contender.run(count)
             result.seconds_each.append(elapsed / done)
-            result.readings.append(reading.value)
     return results
 
 

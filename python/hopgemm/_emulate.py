@@ -164,9 +164,15 @@ def emulate(
     call.a = _matrix("a", np.broadcast_to(a, (*batch, m, k)))
     call.b = _matrix("b", np.broadcast_to(b, (*batch, k, n)))
     call.d = _matrix("the result", product)
+    if beta != 0 and c is None:
+        raise ValueError(f"hopgemm.emulate: beta is {beta} but c is None; pass c, or beta=0")
     if c is not None:
         call.c = _matrix("c", np.broadcast_to(c, product.shape))
     if bias is not None:
+        if bias.shape != (n,):
+            raise ValueError(
+                f"hopgemm.emulate: bias is {bias.shape}; it must be ({n},). Pass it as c with beta=1"
+            )
         call.bias = _matrix("bias", np.broadcast_to(bias, product.shape))
     call.config = config.encode()
     if log:

@@ -20,7 +20,6 @@ from . import _core, _jax_labels
 TARGET = "hopgemm.matmul.v1"
 ALIGNMENT = 128  # of the buffers that XLA allocates
 TMA_BYTES = 16  # alignment of strides that TMA asks for
-MIN_DRIVER = 13000  # CUDA 13.0: driver 580
 
 
 class Options(NamedTuple):
@@ -88,19 +87,17 @@ def refusal() -> str | None:
     target = _target()
     if not isinstance(target, int):
         return None
-    info = _core.device_info(target)
-    capability, driver = tuple(info["compute_capability"]), info["driver_version"]
+    try:
+        info = _core.device_info(target)
+    except RuntimeError as error:  # no driver, or one under 580: the core names both, and the way out
+        return str(error)
+    capability = tuple(info["compute_capability"])
     way_out = "pass fallback=True or set HOPGEMM_FALLBACK=1 to use XLA's product"
     if capability != (9, 0):
         found = ".".join(map(str, capability))
         return (
             f"hopgemm.jax: {info['name']} has compute capability {found}, the kernel needs 9.0 "
             f"(Hopper: H100, H200); {way_out}"
-        )
-    if driver < MIN_DRIVER:
-        return (
-            f"hopgemm.jax: the driver supports CUDA {driver // 1000}.{driver % 1000 // 10}, the kernel "
-            f"needs 13.0 (driver 580 or later); update the driver, or {way_out}"
         )
     return None
 

@@ -69,6 +69,9 @@ def _vmap(info: Any, in_dims: Args, *args: Any) -> tuple[torch.Tensor, int]:
     bias = front(bias, dims[3], rank - 1)
     if dims[0] is None and dims[1] is None:  # only c or bias is mapped
         a = a.expand(info.batch_size, *(1,) * (rank - a.dim()), *a.shape)
+    if c is not None and c.dim() > 2 and max(a.dim(), b.dim()) > 4:  # as in torch.matmul: c may not fold
+        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        c = c.expand(*batch, *c.shape[-2:]).contiguous()
     # The public operator, not a raw one: an outer level may still want gradients of this batch.
     return gemm(a, b, c, bias, *args[4:]), 0
 

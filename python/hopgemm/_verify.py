@@ -104,7 +104,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--mutants",
         type=Path,
         metavar="SOURCE",
-        help="a source checkout whose broken kernels to run too (this folder, where ci/cpp has run in it)",
+        help="a source checkout in which ci/cpp has run: run its broken kernels, too",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -118,8 +118,8 @@ def command(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int
 
     try:
         result = run(options.config, options.seeds, report)
-        if options.mutants or _mutants_program(Path()).exists():
-            result["mutants"] = run_mutants(options.mutants or Path(), options.seeds)
+        if options.mutants:
+            result["mutants"] = run_mutants(options.mutants, options.seeds)
     except ValueError as error:
         parser.error(str(error))
     except RuntimeError as error:

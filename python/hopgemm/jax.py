@@ -108,6 +108,8 @@ def _run(
         ins = [v.val if hasattr(v, "val") else env[v] for v in eqn.invars]
         result, p = eqn.outvars, eqn.params
         if not _is_ours(eqn):
+            # Traced with compute_dtype's types: what XLA multiplies is rounded to them, too.
+            ins = [lax.convert_element_type(x, v.aval.dtype) for x, v in zip(ins, eqn.invars)]
             outs = eqn.primitive.bind(*ins, **p)
             env.update(zip(result, outs if eqn.primitive.multiple_results else [outs]))
             continue
@@ -319,7 +321,11 @@ def matmul(
     epilogue, extras = None, ()
     if bias is not None or c is not None or alpha != 1 or beta != 0:
         epilogue, extras = _with_epilogue(a, b, bias, c, alpha, beta, out_dtype)
-    kwargs = (("preferred_element_type", out_dtype if epilogue is None else F32),)
+    # DEFAULT, not None: jax_default_matmul_precision would take the product away from the kernel.
+    kwargs = (
+        ("precision", lax.Precision.DEFAULT),
+        ("preferred_element_type", out_dtype if epilogue is None else F32),
+    )
     d: jax.Array = _entry(jnp.matmul, kwargs, options, None, epilogue)(a, b, *extras)
     return d
 

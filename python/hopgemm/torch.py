@@ -1,7 +1,8 @@
-"""hopgemm for PyTorch: `matmul` on torch.Tensor, and the operators torch.ops.hopgemm.*.
+"""hopgemm for PyTorch: `matmul` on torch.Tensor, what stands on it, and the operators torch.ops.hopgemm.*.
 
     import torch, hopgemm.torch
     d = hopgemm.torch.matmul(a, b)
+    model = hopgemm.torch.override_model(model)  # its torch.nn.Linear layers become hopgemm.torch.Linear
 
 Needs torch 2.10 or later.
 """
@@ -29,8 +30,14 @@ from ._torch_library import gemm_out as _gemm_out
 from ._torch_library import raw_mm as _raw_mm
 from ._torch_library import raw_mm_bias as _raw_mm_bias
 from ._torch_library import raw_mm_out as _raw_mm_out
+from ._torch_linear import Linear, linear
+from ._torch_override import override_model
 
-__all__ = ["matmul"]
+__all__ = ["Linear", "linear", "matmul", "override_model"]
+
+# Where users, and pickled models, find them. (The modules that define them import this one.)
+for _public in (Linear, linear, override_model):
+    _public.__module__ = __name__
 
 _torch_cpu.register()
 _torch_transforms.register()
@@ -55,8 +62,8 @@ def matmul(
 ) -> torch.Tensor:
     """alpha * a @ b + beta * c + bias, summed in fp32 and rounded once; shapes as torch.matmul.
 
-    Differentiable to any order in a, b, c and bias, also under torch.func, autocast and torch.compile. On CPU tensors
-    torch's own operations compute the same.
+    Differentiable to any order in a, b, c and bias, also under torch.func, autocast and torch.compile. On
+    CPU tensors torch's own operations compute the same.
 
     Args:
         a: (..., M, K) or (K,), bfloat16 or float16, any strides.
@@ -64,16 +71,16 @@ def matmul(
         bias: (N,), added to every row; a's dtype or float32.
         c: broadcasts to the result; a's dtype or float32. Not read where beta is 0.
         alpha, beta: Python numbers.
-        out: where the result goes, of its exact shape and any strides; its dtype is the result's. May be `c` itself,
-            may share no memory with the rest. No autograd.
+        out: where the result goes, of its exact shape and any strides; its dtype is the result's. May be
+            `c` itself, may share no memory with the rest. No autograd.
         out_dtype: a's dtype (default) or torch.float32. A float32 gradient is rounded once to a's dtype.
-        batch_invariant: a row's bits depend neither on M nor on its position, batch or neighbours (on the GPU).
+        batch_invariant: a row's bits depend neither on M nor on its position, batch or neighbours (GPU).
         fallback: where the kernel cannot run, use torch's own product, and warn once, instead of raising.
         sm_limit: at most so many SMs; 0: all.
         config: the name of one compiled kernel, as in hopgemm.plan(...).config; by default hopgemm chooses.
 
-    None for batch_invariant, fallback and sm_limit means the enclosing `with` block's setting, else the environment's;
-    under torch.compile it is read while tracing, and another setting compiles again.
+    None for batch_invariant, fallback and sm_limit means the enclosing `with` block's setting, else the
+    environment's; under torch.compile it is read while tracing, and another setting compiles again.
 
     Returns:
         A new contiguous tensor, or `out`.
@@ -81,8 +88,8 @@ def matmul(
     Raises:
         TypeError: an argument's type, dtype, device or layout is not supported.
         ValueError: shapes that do not fit, memory that overlaps, or a value outside its rule.
-        RuntimeError: the GPU or its driver cannot run the kernel, and fallback is off; or `out` beside an argument that
-            requires grad.
+        RuntimeError: the GPU or its driver cannot run the kernel, and fallback is off; or `out` beside an
+            argument that requires grad.
     """
     # Most calls, in as few steps as can be: plain tensors in eager code. Each test costs some 20 to 60 ns.
     if (
@@ -144,7 +151,7 @@ def matmul(
         c = c if c is None or c.dim() == 0 else _as_matrix(c, row, column)
         d = d if d is None else _as_matrix(d, row, column)
     if c is not None and c.dim() > 2 and max(a.dim(), b.dim()) > 4:
-        # HAZARD: a, b and the result fold into the two batch dimensions that a kernel has; c may not, where it repeats.
+        # HAZARD: a, b and the result fold into a kernel's two batch dimensions; c may not where it repeats.
         batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
         c = c.expand(*batch, *c.shape[-2:]).contiguous()
     if d is not None:
@@ -187,7 +194,7 @@ def _matmul_into(d: torch.Tensor, use_torch: Any, args: tuple[Any, ...], options
     elif _is_compiling():
         _gemm_out(d, *args, *options)
     else:
-        # Before the write, which it may refuse. No kernel of ours sits at ADInplaceOrView: nobody else tells autograd.
+        # Before the write, which it may refuse. No kernel of ours is at ADInplaceOrView: nobody else does it.
         _increment_version(d)
         try:
             _gemm_out(d, *args, *options) if options != ("", 0, False) else _gemm_out(d, *args)
@@ -213,7 +220,7 @@ def _check_out(
         or (bias is not None and bias.requires_grad)
     ):
         raise RuntimeError(
-            "hopgemm.matmul: out= does not support automatic differentiation, but one of the arguments requires "
+            "hopgemm.matmul: out= does not support automatic differentiation, but an argument requires "
             "grad. Call without out=, or under torch.no_grad()"
         )
 
@@ -234,7 +241,8 @@ def _explain(
         _torch_checks.check_out(out, _torch_checks.check_tensors(a, b, c, bias, out.dtype), a, b, c, bias)
     if a.device.type not in ("cpu", "cuda", "meta"):
         raise RuntimeError(
-            f"hopgemm.matmul: a is on {a.device}; supported: CUDA and CPU. fallback=True takes torch's product there"
+            f"hopgemm.matmul: a is on {a.device}; supported: CUDA and CPU. fallback=True takes torch's "
+            "product there"
         )
 
 

@@ -150,21 +150,27 @@ def test_jax_contender():
     pytest.importorskip("jax")
     code = """
 import jax, jax.numpy as jnp
-from hopgemm._bench_jax import JaxCase, JaxContender
+from hopgemm._bench_jax import JaxCase, JaxContender, oriented
 keys = jax.random.split(jax.random.key(0), 4)
 for layout in ("kk", "kn", "mk", "mn"):
-    a = (130, 96) if layout[0] == "k" else (96, 130)
-    b = (96, 140) if layout[1] == "n" else (140, 96)
+    a = (136, 96) if layout[0] == "k" else (96, 136)
+    b = (96, 144) if layout[1] == "n" else (144, 96)
     arrays = [jax.random.normal(key, (a, b)[i % 2], jnp.bfloat16) for i, key in enumerate(keys)]
     sets = [(arrays[0], arrays[1]), (arrays[2], arrays[3])]
     (baseline,) = JaxCase(sets, "bf16", layout).baselines()
     assert baseline.check().correct
     launches, seconds = baseline.run(3)
     assert launches == 4 and seconds > 0  # whole rotations
-    wrong = lambda a, b: jnp.matmul(a, b).at[-1, -1].add(1000)
+    right = lambda a, b: jnp.matmul(*oriented((a, b), layout))
+    wrong = lambda a, b: right(a, b).at[-1, -1].add(1000)
     assert not JaxContender("wrong", "", wrong, sets, "bf16", layout).check().correct
-    missing = lambda a, b: jnp.matmul(a, b).at[0, 0].set(jnp.nan)
+    missing = lambda a, b: right(a, b).at[0, 0].set(jnp.nan)
     assert not JaxContender("nan", "", missing, sets, "bf16", layout).check().correct
+    from hopgemm import jax as hj
+    sums = ((int(layout[0] == "k"),), (int(layout[1] == "k"),))
+    ours = jax.jit(lambda a, b: hj.dot_general(a, b, (sums, ((), ()))))
+    text = ours.trace(*sets[0]).lower(lowering_platforms=("cuda",)).as_text()
+    assert "hopgemm.matmul" in text and "transpose" not in text and f"bf16_{layout}_" in text
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -120,3 +120,11 @@ def test_verify_command_line(capsys):
             _verify.main(arguments)
         assert exit_.value.code == 2
     assert "no kernel is named 'fast'" in capsys.readouterr().err
+
+
+def test_what_is_not_taken_is_refused():
+    a, b = np.ones((8, 8), np.float16), np.ones((8, 8), np.float16)
+    with pytest.raises(ValueError, match="beta is 2.0 but c is None"):
+        _emulate.emulate(a, b, beta=2.0)
+    with pytest.raises(ValueError, match=r"bias is \(8, 1\); it must be \(8,\)"):
+        _emulate.emulate(a, b, bias=np.ones((8, 1), np.float16))

@@ -172,16 +172,21 @@ def test_plan_is_asked_for_the_target(target, monkeypatch):
 def gpu(monkeypatch, capability=(9, 0), driver=13000):
     """Make hopgemm.jax believe that jax has a GPU."""
     monkeypatch.setattr(_jax_target, "_visible_gpu", lambda: 0)
-    monkeypatch.setattr(
-        _core,
-        "device_info",
-        lambda device: {
+
+    def device_info(device):
+        if driver < 13000:  # as the core does
+            raise RuntimeError(
+                f"hopgemm: the NVIDIA driver supports CUDA {driver // 1000}.{driver % 1000 // 10}; the "
+                "kernel needs 13.0 (driver 580 or newer). Update the driver, or pass fallback=True"
+            )
+        return {
             "name": "Test GPU",
             "compute_capability": capability,
             "driver_version": driver,
             "sm_count": 100,
-        },
-    )
+        }
+
+    monkeypatch.setattr(_core, "device_info", device_info)
     plan = _core.plan
     monkeypatch.setattr(_core, "plan", lambda *args, device=None, **kwargs: plan(*args, **kwargs))
     _jax_target.warn_fallback.cache_clear()
@@ -190,7 +195,7 @@ def gpu(monkeypatch, capability=(9, 0), driver=13000):
 UNSUPPORTED = [
     ((8, 0), 13000, "compute capability 8.0, the kernel needs 9.0"),
     ((10, 0), 13000, "10.0, the kernel needs 9.0"),
-    ((9, 0), 12090, "the driver supports CUDA 12.9, the kernel needs 13.0 .driver 580"),
+    ((9, 0), 12090, "the NVIDIA driver supports CUDA 12.9; the kernel needs 13.0 .driver 580"),
 ]
 
 
@@ -261,3 +266,20 @@ assert len(traces) == 2, traces
 )
 def test_loaded_inside_a_block(code):
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("precision", ["highest", "float32", "tensorfloat32", "BF16_BF16_F32"])
+def test_the_global_precision_does_not_take_the_product_away(precision):
+    with jax.default_matmul_precision(precision):
+        assert CALL in cuda_text(lambda a, b: hj.matmul(a, b), A, B)
+        assert CALL in cuda_text(lambda a, b: hj.matmul(a, b, bias=rand(6)), A, B)
+
+
+@pytest.mark.parametrize("options", [{"precision": "highest"}, {"preferred_element_type": jnp.float16}])
+def test_compute_dtype_rounds_what_xla_multiplies_too(options):
+    a, b = rand(5, 7, dtype=jnp.float32) / 3, rand(7, 6, dtype=jnp.float32) / 7  # not bf16 values
+    numbers = (((1,), (0,)), ((), ()))
+    got = hj.dot_general(a, b, numbers, compute_dtype=jnp.bfloat16, **options)
+    want = jax.lax.dot_general(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16), numbers, **options)
+    assert got.dtype == want.dtype
+    np.testing.assert_array_equal(np.asarray(got, "f4"), np.asarray(want, "f4"))

@@ -1,0 +1,483 @@
+"""hopgemm.torch.Linear and linear: on the CPU, where 16-bit operands go the same way, then on a GPU."""
+
+import copy
+import inspect
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402
+from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.nn.utils import parametrize  # noqa: E402
+from torch.testing._internal.two_tensor import TwoTensor  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import hopgemm  # noqa: E402
+import hopgemm.torch  # noqa: E402
+from hopgemm.torch import Linear, linear  # noqa: E402
+
+HALVES = [torch.bfloat16, torch.float16]
+RANKS = [(4,), (3, 4), (0, 4), (3, 0), (2, 3, 4), (2, 0, 4), (2, 1, 3, 4), (2,) * 8 + (4,)]
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def products(monkeypatch):
+    """The shapes of the operands of each call of matmul: what went hopgemm's way."""
+    calls = []
+    original = hopgemm.torch.matmul
+
+    def record(a, b, **options):
+        calls.append((tuple(a.shape), tuple(b.shape)))
+        return original(a, b, **options)
+
+    monkeypatch.setattr(hopgemm.torch, "matmul", record)
+    return calls
+
+
+def integers(*shape, dtype=torch.bfloat16, device="cpu", grad=False):
+    return torch.randint(-2, 3, shape, device=device).to(dtype).requires_grad_(grad)
+
+
+def layer_of_integers(k, n, **options):
+    layer = Linear(k, n, **options)
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.copy_(integers(*p.shape, device=p.device))
+    return layer
+
+
+def twin(layer):
+    """The same parameters in a float64 layer of torch."""
+    bias = layer.bias is not None
+    other = torch.nn.Linear(layer.in_features, layer.out_features, bias, dtype=torch.float64)
+    other.load_state_dict(layer.state_dict())
+    return other
+
+
+def assert_same(got, want):
+    """Bit for bit in got's dtype; `want` may be the float64 of it."""
+    assert got.shape == want.shape and got.dtype != torch.float64
+    assert torch.equal(got.detach().cpu(), want.detach().cpu().to(got.dtype))
+
+
+def assert_gradients(layer, reference):
+    assert {name for name, _ in layer.named_parameters()} == {n for n, _ in reference.named_parameters()}
+    for p, q in zip(layer.parameters(), reference.parameters(), strict=True):
+        assert p.grad.dtype == p.dtype and (q.grad != 0).any()
+        assert_same(p.grad, q.grad)
+
+
+# ---- values, and which way a call goes ----
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("shape", RANKS)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_every_rank_and_its_gradients(products, shape, dtype, with_bias):
+    leaves = [integers(*shape, dtype=dtype, grad=True), integers(5, shape[-1], dtype=dtype, grad=True)]
+    leaves += [integers(5, dtype=dtype, grad=True)] * with_bias
+    wide = [t.detach().double().requires_grad_() for t in leaves]
+    got, want = linear(*leaves), F.linear(*wide)
+    assert got.dtype == dtype and len(products) == 1
+    assert_same(got, want)
+    cotangent = integers(*got.shape, dtype=dtype)
+    got.backward(cotangent), want.backward(cotangent.double())
+    for t, u in zip(leaves, wide, strict=True):
+        assert t.grad.dtype == dtype
+        assert_same(t.grad, u.grad)
+
+
+@pytest.mark.parametrize("bias_dtype", [torch.bfloat16, torch.float32])
+def test_strides_and_the_one_rounding(products, bias_dtype):
+    x, weight = integers(4, 3, 2).mT, integers(4, 6).mT[:, ::2]  # nothing here is contiguous
+    x = x[..., :2]
+    bias = torch.arange(6).to(bias_dtype) * 2**-9  # lost, if the product were rounded before
+    got = linear(x, weight[:, :2], bias)
+    want = F.linear(x.double(), weight[:, :2].double(), bias.double())
+    assert_same(got, want)
+    assert got.is_contiguous() and products == [((4, 2, 2), (2, 6))]
+
+
+def stays_with_torch():
+    x, w, b = integers(3, 4), integers(5, 4), integers(5)
+    yield "fp32", (x.float(), w.float(), b.float())
+    yield "fp64", (x.double(), w.double(), None)
+    yield "1-D weight", (x, w[0])
+    yield "bias of one value", (x, w, b[:1])
+    yield "bias of no dimension", (x, w, b[0])
+    yield "sparse weight", (x.float(), w.float().to_sparse_csr())
+    yield "sparse 16-bit weight", (x, w.to_sparse(), None)
+    yield "nested x", (torch.nested.nested_tensor([x, x[:2]]), w, b)
+    yield "jagged x", (torch.nested.nested_tensor([x, x[:2]], layout=torch.jagged), w, b)
+    yield "wrapped weight", (x, TwoTensor(w, w), b)
+    yield "wrapped bias", (x, w, TwoTensor(b, b))
+
+
+@pytest.mark.filterwarnings("ignore:.*nested", "ignore:Sparse CSR")
+def test_the_rest_is_torchs_own(products):
+    for name, args in stays_with_torch():
+        got, want = linear(*args), F.linear(*args)
+        assert not products and type(got) is type(want) and got.dtype == want.dtype, name
+        parts = zip(got.unbind(), want.unbind(), strict=True) if got.is_nested else [(got, want)]
+        assert all(torch.equal(p, q) for p, q in parts), name
+
+
+def test_errors_are_torchs_own(products):
+    x, w, b = integers(3, 4), integers(5, 4), integers(5)
+    cases = [
+        (x, w.half()), (x.float(), w), (x, integers(5, 3)), (x, w, integers(4)), (x[0, 0], w), (x, w[None]),
+        (x, w, b.half()), ([1.0], w), (x, None), (x.int(), w.half()),
+    ]  # fmt: skip
+    for args in cases:
+        assert_same_error(*args)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_same_error(x.int(), w.float())
+    assert not products
+
+
+def assert_same_error(*args):
+    with pytest.raises(Exception) as theirs:
+        F.linear(*args)
+    with pytest.raises(type(theirs.value)) as ours:
+        linear(*args)
+    assert str(ours.value) == str(theirs.value)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_different_devices_are_refused(grad):
+    x, w, b = integers(3, 4, grad=grad), integers(5, 4, grad=grad), integers(5)
+    for args in ((x, w.to("meta")), (x.to("meta"), w), (x, w, b.to("meta")), (x, w.to("meta"), b.to("meta"))):
+        with pytest.raises(TypeError, match="on cpu .* on meta|on meta .* on cpu"):
+            linear(*args)
+
+
+def test_other_devices(products, monkeypatch):
+    """Fake CUDA tensors: the device decides, whatever this machine has."""
+    for runs in (True, False):
+        asked = []
+        monkeypatch.setattr(hopgemm.torch, "_kernel_runs_on", lambda d, runs=runs: asked.append(d) or runs)
+        with FakeTensorMode():
+            x, w = (torch.empty(s, dtype=torch.bfloat16, device="cuda:0") for s in ((3, 4), (5, 4)))
+            y = linear(x, w)
+        assert asked == [torch.device("cuda:0")] and y.shape == (3, 5) and y.device == x.device
+        assert len(products) == 1  # of the first turn
+
+
+def test_settings_reach_the_product(monkeypatch):
+    seen = []
+    monkeypatch.setattr(hopgemm.torch, "_product", lambda *args: seen.append(args[-3:]) or integers(3, 5))
+    with hopgemm.sm_limit(7), hopgemm.batch_invariant():
+        linear(integers(3, 4), integers(5, 4))
+    assert seen == [("", 7, True)]
+
+
+# ---- the module ----
+
+
+def test_constructor_state_dict_and_repr():
+    assert inspect.signature(Linear) == inspect.signature(torch.nn.Linear)
+    for args in ({}, {"bias": False}, {"dtype": torch.bfloat16}, {"device": "meta"}):
+        torch.manual_seed(3)
+        ours = Linear(4, 5, **args)
+        torch.manual_seed(3)
+        theirs = torch.nn.Linear(4, 5, **args)
+        assert isinstance(ours, torch.nn.Linear) and repr(ours) == repr(theirs)
+        assert ours.state_dict().keys() == theirs.state_dict().keys()
+        for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert p.shape == q.shape and p.dtype == q.dtype and p.device == q.device
+            assert p.is_meta or torch.equal(p, q)  # one initialization, from one seed
+
+
+def test_state_dict_to_torch_and_back(tmp_path):
+    theirs, ours = torch.nn.Linear(4, 5).bfloat16(), layer_of_integers(4, 5, dtype=torch.bfloat16)
+    theirs.load_state_dict(ours.state_dict())
+    torch.save(theirs.state_dict(), tmp_path / "state")
+    back = Linear(4, 5, dtype=torch.bfloat16)
+    back.load_state_dict(torch.load(tmp_path / "state"))
+    x = integers(3, 4)
+    assert torch.equal(back(x), ours(x))
+
+
+def test_pickle_in_a_fresh_process(tmp_path):
+    torch.save(layer_of_integers(4, 5, dtype=torch.bfloat16), tmp_path / "layer")
+    code = (
+        "import sys, torch; layer = torch.load(sys.argv[1], weights_only=False); import hopgemm.torch; "
+        "assert type(layer) is hopgemm.torch.Linear; layer(torch.ones(2, 4).bfloat16())"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "layer")], check=True)
+
+
+def test_copies_compute_alike_and_train_apart(products):
+    layer, x = layer_of_integers(4, 5, dtype=torch.bfloat16), integers(3, 4)
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert type(other) is Linear and other.weight is not layer.weight
+        assert torch.equal(other(x), layer(x))
+        other(x).sum().backward()
+        assert other.weight.grad is not None and layer.weight.grad is None
+    assert len(products) == 6
+
+
+def test_meta_device_then_empty(products):
+    layer = Linear(4, 5, device="meta", dtype=torch.bfloat16)
+    y = layer(torch.empty(2, 3, 4, device="meta", dtype=torch.bfloat16))
+    assert y.shape == (2, 3, 5) and y.is_meta and y.dtype == torch.bfloat16 and len(products) == 1
+    source = layer_of_integers(4, 5, dtype=torch.bfloat16)
+    layer.to_empty(device="cpu").load_state_dict(source.state_dict())
+    x = integers(3, 4)
+    assert torch.equal(layer(x), source(x))
+
+
+class _Doubled(torch.nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+def test_parametrize(products):
+    layer, x = layer_of_integers(4, 5, dtype=torch.bfloat16), integers(3, 4)
+    want = F.linear(x.double(), 2 * layer.weight.double(), layer.bias.double())
+    parametrize.register_parametrization(layer, "weight", _Doubled())
+    got = layer(x)
+    assert_same(got, want)
+    got.sum().backward()
+    original = layer.parametrizations.weight.original
+    assert_same(original.grad, 2 * x.double().sum(0).expand(5, 4))
+    parametrize.remove_parametrizations(layer, "weight")
+    assert type(layer) is Linear and torch.equal(layer(x), got) and len(products) == 2
+
+
+# ---- training ----
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_autocast_with_master_weights(products, dtype, with_bias):
+    layer = layer_of_integers(4, 5, bias=with_bias)  # float32
+    reference, x = twin(layer), integers(2, 3, 4, dtype=torch.float32, grad=True)
+    wide = x.detach().double().requires_grad_()
+    with torch.autocast("cpu", dtype=dtype):
+        y = layer(x)
+        assert y.dtype == dtype
+        with torch.autocast("cpu", enabled=False):
+            assert layer(x).dtype == torch.float32
+        assert reference(wide).dtype == linear(wide, reference.weight).dtype == torch.float64  # not cast
+    assert len(products) == 1
+    want = reference(wide)
+    assert_same(y, want)
+    (y.float() * 2).sum().backward(), (want * 2).sum().backward()
+    assert x.grad.dtype == torch.float32
+    assert_same(x.grad, wide.grad)
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_autocast_gradients_are_float32(with_bias):
+    layer = layer_of_integers(4, 5, bias=with_bias)
+    reference, x = twin(layer), integers(6, 4, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = layer(x)
+    y.sum().backward(), reference(x.double()).sum().backward()
+    assert_gradients(layer, reference)
+
+
+def test_second_order():
+    layer, x = layer_of_integers(4, 5, dtype=torch.float16), integers(3, 4, dtype=torch.float16, grad=True)
+    reference, wide = twin(layer), x.detach().double().requires_grad_()
+    for module, t in ((layer, x), (reference, wide)):
+        (g,) = torch.autograd.grad((module(t) ** 2).sum(), t, create_graph=True)
+        (g * t).sum().backward()
+    assert_same(x.grad, wide.grad)
+    assert_gradients(layer, reference)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing(products, reentrant):
+    layer, x = layer_of_integers(4, 4, dtype=torch.bfloat16), integers(3, 4, grad=True)
+    reference, wide = twin(layer), x.detach().double().requires_grad_()
+    checkpoint(lambda t: layer(layer(t)), x, use_reentrant=reentrant).sum().backward()
+    reference(reference(wide)).sum().backward()
+    assert len(products) == 4  # forward, and once more in backward
+    assert_same(x.grad, wide.grad)
+    assert_gradients(layer, reference)
+
+
+def test_per_sample_gradients_and_an_ensemble():
+    layer = layer_of_integers(4, 5, dtype=torch.bfloat16)
+    x, params = integers(3, 4), {name: p.detach() for name, p in layer.named_parameters()}
+    call = lambda p, t: torch.func.functional_call(layer, p, (t,))
+    got = torch.func.vmap(torch.func.grad(lambda p, t: call(p, t).sum()), (None, 0))(params, x)
+    assert_same(got["weight"], x[:, None, :].double().expand(3, 5, 4))
+    assert_same(got["bias"], torch.ones(3, 5).double())
+    stack = {"weight": integers(2, 5, 4), "bias": integers(2, 5)}
+    want = torch.einsum("mk,snk->smn", x.double(), stack["weight"].double()) + stack["bias"].double()[:, None]
+    assert_same(torch.func.vmap(call, (0, None))(stack, x), want)
+
+
+_TRAIN = """
+import sys
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel
+import hopgemm.torch
+
+def train(rank, store):
+    dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    data = torch.randint(-2, 3, (8, 4)).float()
+    grads = []
+    for linear in (hopgemm.torch.Linear, torch.nn.Linear):
+        layers = [linear(4, 8), linear(8, 2, bias=False)]
+        for p in (p for layer in layers for p in layer.parameters()):
+            torch.nn.init.constant_(p, 1 + len(p.shape))
+        model = DistributedDataParallel(torch.nn.Sequential(*layers))
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=linear is hopgemm.torch.Linear):
+            model(data[4 * rank : 4 * rank + 4]).float().sum().backward()
+        grads.append([p.grad for p in model.parameters()])
+    assert len(grads[0]) == 3 and all(g.any() for g in grads[1])
+    assert all(torch.equal(p, q) for p, q in zip(*grads)), grads
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    mp.spawn(train, (sys.argv[1],), nprocs=2)
+    print("trained")
+"""
+
+
+def test_data_parallel(tmp_path):
+    if not torch.distributed.is_available():
+        pytest.skip("this torch has no torch.distributed")
+    (tmp_path / "train.py").write_text(_TRAIN)
+    command = [sys.executable, str(tmp_path / "train.py"), str(tmp_path / "store")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and done.stdout == "trained\n", done.stderr
+
+
+# ---- compile and export ----
+
+
+def calls_of(graph):
+    """The operators that a graph calls; attributes of tensors, such as .mT, are no calls."""
+    nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
+    return [str(node.target) for node in nodes if node.target is not getattr]
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_compile_whole_with_one_graph_for_all_sizes(with_bias):
+    counter = CompileCounterWithBackend("aot_eager")
+    layer = layer_of_integers(4, 5, bias=with_bias, dtype=torch.bfloat16)
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=counter)
+    for rows in (3, 6, 7):  # not 4 or 5: to torch.compile, equal sizes are one symbol
+        layer.zero_grad()
+        reference, x = twin(layer), integers(rows, 4)
+        got, want = compiled(x), reference(x.double())
+        assert_same(got, want)
+        got.sum().backward(), want.sum().backward()
+        assert_gradients(layer, reference)
+    # The graph beside it, if any, is an empty one: of reading the environment, once, while tracing.
+    assert [calls_of(graph) for graph in counter.graphs if calls_of(graph)] == [["hopgemm.gemm.default"]]
+
+
+@pytest.mark.parametrize("region", [None, torch.bfloat16])
+def test_compile_float32_with_and_without_autocast(region):
+    counter = CompileCounterWithBackend("aot_eager")
+    layer, x = layer_of_integers(4, 5), integers(2, 3, 4, dtype=torch.float32)
+    reference = twin(layer)
+    with torch.autocast("cpu", dtype=region, enabled=region is not None):
+        got = torch.compile(layer, fullgraph=True, backend=counter)(x)
+    assert got.dtype == (region or torch.float32)
+    targets = [target for graph in counter.graphs for target in calls_of(graph)]
+    assert targets.count("hopgemm.gemm.default") == (region is not None)
+    assert_same(got, reference(x.double()))
+    got.sum().backward(), reference(x.double()).sum().backward()
+    assert_gradients(layer, reference)
+
+
+def test_compile_more_dimensions_than_matmul_has():
+    layer, x = layer_of_integers(4, 5, dtype=torch.bfloat16), integers(*RANKS[-1])
+    got = torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
+    assert_same(got, twin(layer)(x.double()))
+
+
+def test_export():
+    layer, x = layer_of_integers(4, 5, dtype=torch.bfloat16), integers(3, 4)
+    rows = torch.export.Dim("rows", min=2, max=64)
+    program = torch.export.export(layer, (x,), dynamic_shapes=({0: rows},))
+    assert "hopgemm.gemm.default" in calls_of(program.graph_module)
+    for t in (x, integers(17, 4)):
+        assert torch.equal(program.module()(t), layer(t))
+
+
+# ---- on the GPU ----
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize(
+    "shape, n", [((256, 512), 1024), ((2, 3, 65), 33), ((128,), 256), ((2,) * 8 + (64,), 8)]
+)
+def test_gpu_exact_forward_and_gradients(products, shape, n, with_bias, dtype):
+    layer = layer_of_integers(shape[-1], n, bias=with_bias, dtype=dtype, device="cuda")
+    x = integers(*shape, dtype=dtype, device="cuda", grad=True)
+    reference, wide = twin(layer), x.detach().cpu().double().requires_grad_()
+    got, want = layer(x), reference(wide)
+    assert_same(got, want)
+    cotangent = integers(*got.shape, dtype=dtype, device="cuda")
+    got.backward(cotangent), want.backward(cotangent.cpu().double())
+    assert_same(x.grad, wide.grad)
+    assert_gradients(layer, reference)
+    assert len(products) == 1
+
+
+@pytest.mark.gpu
+def test_gpu_runs_our_kernel_forward_and_backward():
+    layer = layer_of_integers(64, 128, dtype=torch.bfloat16, device="cuda")
+    x = integers(256, 64, device="cuda", grad=True)
+    layer(x)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        layer(x).sum().backward()
+        torch.cuda.synchronize()
+    kernels = [e.name for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    assert sum("hopgemm::instances::" in k for k in kernels) == 3, kernels
+    assert not [k for k in kernels if any(theirs in k for theirs in ("nvjet", "cutlass", "cublas"))]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("region", [None, torch.bfloat16])
+def test_gpu_autocast_and_float32(products, region):
+    layer, x = layer_of_integers(64, 128, device="cuda"), integers(32, 64, dtype=torch.float32, device="cuda")
+    reference = twin(layer)
+    with torch.autocast("cuda", dtype=region, enabled=region is not None):
+        got = layer(x)
+    assert got.dtype == (region or torch.float32) and len(products) == (region is not None)
+    want = reference(x.double().cpu())
+    assert_same(got, want)
+    got.sum().backward(), want.sum().backward()
+    assert_gradients(layer, reference)
+
+
+@pytest.mark.gpu
+def test_gpu_compile_and_graph():
+    layer = layer_of_integers(64, 128, dtype=torch.bfloat16, device="cuda")
+    x = integers(32, 64, device="cuda")
+    want = twin(layer)(x.double().cpu())
+    assert_same(torch.compile(layer, fullgraph=True)(x), want)
+    with torch.no_grad():
+        graph = torch.cuda.CUDAGraph()
+        layer(x)
+        with torch.cuda.graph(graph):
+            y = layer(x)
+        y.fill_(float("nan"))
+        graph.replay()
+    assert_same(y, want)
