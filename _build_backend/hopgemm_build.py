@@ -4,7 +4,9 @@ Requirements in pyproject.toml cannot depend on what is installed, hence these f
 """
 
 import os
+import re
 import shutil
+import subprocess
 from pathlib import Path
 
 from scikit_build_core import build as _backend
@@ -23,12 +25,15 @@ _NVCC_FROM_PYPI = [
 
 
 def _missing_nvcc():
-    """The packages that bring nvcc, or nothing where cmake/FindNvcc.cmake will find one."""
-    if any(os.environ.get(name) for name in ("CUDACXX", "CUDA_HOME", "CUDA_PATH")):
-        return []
-    if shutil.which("nvcc") or Path("/usr/local/cuda/bin/nvcc").exists():
-        return []
-    return _NVCC_FROM_PYPI
+    """The packages that bring nvcc; none where cmake/FindNvcc.cmake will find one of CUDA 13 or later."""
+    roots = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")
+    candidates = (os.environ.get("CUDACXX"), shutil.which("nvcc"), *(f"{r}/bin/nvcc" for r in roots if r))
+    nvcc = next((path for path in candidates if path and Path(path).exists()), None)
+    if nvcc is None:
+        return _NVCC_FROM_PYPI
+    said = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
+    release = re.search(r"release (\d+)", said)
+    return [] if release and int(release[1]) >= 13 else _NVCC_FROM_PYPI
 
 
 def get_requires_for_build_wheel(config_settings=None):

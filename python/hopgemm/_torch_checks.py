@@ -70,6 +70,15 @@ def check_config(config: Any) -> str:
     return config
 
 
+def check_flag(name: str, value: Any) -> bool:
+    """TypeError unless this is True or False: the string "0" would count as true."""
+    if not isinstance(value, bool):
+        raise TypeError(
+            f"hopgemm.matmul: {name} is {value!r} ({type(value).__name__}); it must be a bool or None"
+        )
+    return value
+
+
 def check_sm_limit(sm_limit: Any) -> int:
     """TypeError unless this is an integer, ValueError if it is negative."""
     if isinstance(sm_limit, bool) or not isinstance(sm_limit, int):

@@ -164,13 +164,18 @@ def _options(
             )
         if sm_limit < 0:
             raise ValueError(f"hopgemm.jax: sm_limit is {sm_limit}; must be 0 (all SMs) or more")
+    for name, flag in (("batch_invariant", batch_invariant), ("fallback", fallback)):
+        if flag is not None and not isinstance(flag, bool):
+            raise TypeError(
+                f"hopgemm.jax: {name} is {flag!r} ({type(flag).__name__}); must be a bool or None"
+            )
     if config is not None and not isinstance(config, str):
         raise TypeError(f"hopgemm.jax: config is a {type(config).__name__}; must be a config's name or None")
     return _jax_target.Options(
         "" if config in (None, "auto") else config,
         settings.sm_limit if sm_limit is None else operator.index(sm_limit),
-        settings.batch_invariant if batch_invariant is None else bool(batch_invariant),
-        settings.fallback if fallback is None else bool(fallback),
+        settings.batch_invariant if batch_invariant is None else batch_invariant,
+        settings.fallback if fallback is None else fallback,
     )
 
 

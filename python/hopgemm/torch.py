@@ -133,11 +133,14 @@ def matmul(
 
     _torch_checks.check_types(a, b, c, bias, alpha, beta)
     settings = _current()
-    use_torch = (settings.fallback if fallback is None else fallback) and not _kernel_runs_on(a.device)
+    may_fall_back = settings.fallback if fallback is None else _torch_checks.check_flag("fallback", fallback)
+    use_torch = may_fall_back and not _kernel_runs_on(a.device)
     options = (
         "" if config is None else _torch_checks.check_config(config),
         settings.sm_limit if sm_limit is None else _torch_checks.check_sm_limit(sm_limit),
-        bool(settings.batch_invariant if batch_invariant is None else batch_invariant),
+        settings.batch_invariant
+        if batch_invariant is None
+        else _torch_checks.check_flag("batch_invariant", batch_invariant),
     )
     if out is not None:
         _check_out(out, out_dtype, a, b, c, bias)

@@ -283,3 +283,9 @@ def test_compute_dtype_rounds_what_xla_multiplies_too(options):
     want = jax.lax.dot_general(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16), numbers, **options)
     assert got.dtype == want.dtype
     np.testing.assert_array_equal(np.asarray(got, "f4"), np.asarray(want, "f4"))
+
+
+@pytest.mark.parametrize("flag", ["fallback", "batch_invariant"])
+def test_a_flag_is_a_bool(flag):
+    with pytest.raises(TypeError, match=f"{flag} is '0' .str.; must be a bool or None"):
+        hj.matmul(A, B, **{flag: "0"})

@@ -459,3 +459,11 @@ def test_fallback_on_another_gpu(monkeypatch, seen):
 def test_fallback_is_not_taken_where_the_kernel_runs(seen):
     matmul(integers(3, 4), integers(4, 5), fallback=True)
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("flag", ["fallback", "batch_invariant"])
+@pytest.mark.parametrize("value", ["0", 1, torch.tensor(True)])
+def test_a_flag_is_a_bool(flag, value):
+    a = torch.ones(2, 2).bfloat16()
+    with pytest.raises(TypeError, match=f"{flag} is .*must be a bool or None"):
+        hopgemm.torch.matmul(a, a, **{flag: value})
