@@ -324,45 +324,6 @@ def test_per_sample_gradients_and_an_ensemble():
     assert_same(torch.func.vmap(call, (0, None))(stack, x), want)
 
 
-_TRAIN = """
-import sys
-import torch, torch.distributed as dist, torch.multiprocessing as mp
-from torch.nn.parallel import DistributedDataParallel
-import hopgemm.torch
-
-def train(rank, store):
-    dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    data = torch.randint(-2, 3, (8, 4)).float()
-    grads = []
-    for linear in (hopgemm.torch.Linear, torch.nn.Linear):
-        layers = [linear(4, 8), linear(8, 2, bias=False)]
-        for p in (p for layer in layers for p in layer.parameters()):
-            torch.nn.init.constant_(p, 1 + len(p.shape))
-        model = DistributedDataParallel(torch.nn.Sequential(*layers))
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=linear is hopgemm.torch.Linear):
-            model(data[4 * rank : 4 * rank + 4]).float().sum().backward()
-        grads.append([p.grad for p in model.parameters()])
-    assert len(grads[0]) == 3 and all(g.any() for g in grads[1])
-    assert all(torch.equal(p, q) for p, q in zip(*grads)), grads
-    dist.destroy_process_group()
-
-if __name__ == "__main__":
-    mp.spawn(train, (sys.argv[1],), nprocs=2)
-    print("trained")
-"""
-
-
-def test_data_parallel(tmp_path):
-    if not torch.distributed.is_available():
-        pytest.skip("this torch has no torch.distributed")
-    (tmp_path / "train.py").write_text(_TRAIN)
-    command = [sys.executable, str(tmp_path / "train.py"), str(tmp_path / "store")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0 and done.stdout == "trained\n", done.stderr
-
-
 # ---- compile and export ----
 
 
