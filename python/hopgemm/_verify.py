@@ -71,7 +71,7 @@ def run_mutants(source: Path, seeds: int) -> list[dict[str, Any]]:
       RuntimeError: a mutant was not caught, or its clean twin was accused; the message is what the program
         printed.
     """
-    program = _mutants_program(source).resolve()
+    program = (source / "build" / "cpp" / "mutants_test").resolve()
     if not program.exists():
         raise ValueError(
             f"hopgemm.verify: {program} does not exist. Run ci/cpp in a source checkout, and name that"
@@ -83,10 +83,6 @@ def run_mutants(source: Path, seeds: int) -> list[dict[str, Any]]:
         {"name": name, "runs": int(runs), "caught": round(int(runs) * float(percent) / 100)}
         for name, runs, percent in _MUTANT.findall(done.stdout)
     ]
-
-
-def _mutants_program(source: Path) -> Path:
-    return source / "build" / "cpp" / "mutants_test"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
