@@ -34,7 +34,30 @@ def plan(
     facts: dict[str, Any] = ...,
     sm_limit: int = 0,
     batch_invariant: bool = False,
+    tuned: bool = True,
 ) -> dict[str, Any]: ...
+def tuning_key(
+    dtype: str,
+    out_dtype: str,
+    m: int,
+    n: int,
+    k: int,
+    batch: Sequence[int],
+    a_strides: Sequence[int],
+    b_strides: Sequence[int],
+    d_strides: Sequence[int],
+    *,
+    alignment: tuple[int, int, int] = (256, 256, 256),
+    beta: float = 0.0,
+    c: bool = False,
+    bias: bool = False,
+    alpha: float = 1.0,
+    device: int | None = None,
+    facts: dict[str, Any] = ...,
+    sm_limit: int = 0,
+    batch_invariant: bool = False,
+) -> tuple[str, str, str, int, int, int, int, int, int, bool] | None: ...
+def set_tuned(entries: list[tuple[str, tuple[Any, ...], str]]) -> None: ...
 def gemm(
     a: Any,
     b: Any,

@@ -10,6 +10,7 @@
 #include "host/normal_form.h"
 #include "host/select.h"
 #include "host/status.h"
+#include "host/swap.h"
 #include "hw/emulated/hw.h"
 #include "hw/emulated/launch.h"
 
@@ -29,21 +30,39 @@ template <KernelConfig kConfig> const void* kernel() {
 // type, and the emulated machine reads it from the launch: half the kernels to compile.
 #define HOPGEMM_NAME_kCooperative "coop"
 #define HOPGEMM_NAME_kPingpong "pingpong"
-#define HOPGEMM_INSTANCE(d, dtype, l, a, b, tile_m, tile_n, cluster_m, cluster_n, stages, arrangement)  \
-  {d "_" l "_" #tile_m "x" #tile_n "x64_c" #cluster_m "x" #cluster_n "_s" #stages                       \
-     "_" HOPGEMM_NAME_##arrangement,                                                                    \
-   KernelConfig{DType::dtype, Major::a, Major::b, tile_m, tile_n, cluster_m, cluster_n, stages,         \
-                Arrangement::arrangement},                                                              \
-   &kernel<KernelConfig{DType::kBF16, Major::a, Major::b, tile_m, tile_n, cluster_m, cluster_n, stages, \
-                        Arrangement::arrangement}>},
-#define HOPGEMM_LAYOUTS(d, dtype, ...)                   \
-  HOPGEMM_INSTANCE(d, dtype, "kk", kK, kK, __VA_ARGS__)  \
-  HOPGEMM_INSTANCE(d, dtype, "kn", kK, kMN, __VA_ARGS__) \
-  HOPGEMM_INSTANCE(d, dtype, "mk", kMN, kK, __VA_ARGS__) \
-  HOPGEMM_INSTANCE(d, dtype, "mn", kMN, kMN, __VA_ARGS__)
+#define HOPGEMM_INSTANCE(name, dtype, ...) \
+  {name, KernelConfig{DType::dtype, __VA_ARGS__}, &kernel<KernelConfig{DType::kBF16, __VA_ARGS__}>},
+#define HOPGEMM_ONE(d, dtype, l, a, b, tile_m, tile_n, cluster_m, cluster_n, stages, arrangement) \
+  HOPGEMM_INSTANCE(d "_" l "_" #tile_m "x" #tile_n "x64_c" #cluster_m "x" #cluster_n "_s" #stages \
+                     "_" HOPGEMM_NAME_##arrangement,                                              \
+                   dtype, Major::a, Major::b, tile_m, tile_n, cluster_m, cluster_n, stages,       \
+                   Arrangement::arrangement)
+#define HOPGEMM_LAYOUTS(d, dtype, ...)              \
+  HOPGEMM_ONE(d, dtype, "kk", kK, kK, __VA_ARGS__)  \
+  HOPGEMM_ONE(d, dtype, "kn", kK, kMN, __VA_ARGS__) \
+  HOPGEMM_ONE(d, dtype, "mk", kMN, kK, __VA_ARGS__) \
+  HOPGEMM_ONE(d, dtype, "mn", kMN, kMN, __VA_ARGS__)
 #define HOPGEMM_SHAPE(...)                    \
   HOPGEMM_LAYOUTS("bf16", kBF16, __VA_ARGS__) \
   HOPGEMM_LAYOUTS("f16", kF16, __VA_ARGS__)
+#define HOPGEMM_SWAP(d, dtype, l, a, b, tile_m, tile_n, cluster_m, cluster_n, stages)                      \
+  HOPGEMM_INSTANCE(d "_" l "_" #tile_n "x" #tile_m "x64_c" #cluster_n "x" #cluster_m "_s" #stages "_swap", \
+                   dtype, Major::b, Major::a, tile_m, tile_n, cluster_m, cluster_n, stages,                \
+                   Arrangement::kSwapped)
+#define HOPGEMM_K_MAJOR_A(d, dtype, ...)            \
+  HOPGEMM_SWAP(d, dtype, "kk", kK, kK, __VA_ARGS__) \
+  HOPGEMM_SWAP(d, dtype, "kn", kK, kMN, __VA_ARGS__)
+#define HOPGEMM_MN_MAJOR_A(d, dtype, ...)            \
+  HOPGEMM_SWAP(d, dtype, "mk", kMN, kK, __VA_ARGS__) \
+  HOPGEMM_SWAP(d, dtype, "mn", kMN, kMN, __VA_ARGS__)
+#define HOPGEMM_NARROW(...)                     \
+  HOPGEMM_K_MAJOR_A("bf16", kBF16, __VA_ARGS__) \
+  HOPGEMM_K_MAJOR_A("f16", kF16, __VA_ARGS__)
+#define HOPGEMM_SWAPPED(...)                     \
+  HOPGEMM_K_MAJOR_A("bf16", kBF16, __VA_ARGS__)  \
+  HOPGEMM_MN_MAJOR_A("bf16", kBF16, __VA_ARGS__) \
+  HOPGEMM_K_MAJOR_A("f16", kF16, __VA_ARGS__)    \
+  HOPGEMM_MN_MAJOR_A("f16", kF16, __VA_ARGS__)
 
 const Instance kInstances[] = {
 #include "config/instances.def"
@@ -94,6 +113,7 @@ Status run(hopgemm_emulation& e, std::string& broken) {
   const Instance* instance;
   Schedule schedule;
   parse_config(plan.config, instance, schedule);
+  swap_for(instance->config, normal);
   emulated::Launch launch = emulated::make_launch(normal, {instance->config, schedule}, plan.grid);
   launch.seed = e.seed, launch.log = e.on_event != nullptr;
   const emulated::Result result = reinterpret_cast<Kernel>(const_cast<void*>(instance->kernel()))(launch);

@@ -14,6 +14,7 @@
 #include "api/gemm.h"
 #include "bindings/cuda_runtime.h"
 #include "host/roof.h"
+#include "host/tuned.h"
 #include "xla/ffi/api/c_api.h"
 
 namespace nb = nanobind;
@@ -89,33 +90,48 @@ void replace_facts(hopgemm::DeviceFacts& f, const nb::dict& facts) {
   }
 }
 
+// The operands of a call, and the GPU it is for.
+struct Described {
+  Problem problem;
+  hopgemm::DeviceFacts facts = hopgemm::h200_facts();
+
+  Described(const std::string& dtype, const std::string& out_dtype, int64_t m, int64_t n, int64_t k,
+            const std::vector<int64_t>& batch, const std::vector<int64_t>& a_strides,
+            const std::vector<int64_t>& b_strides, const std::vector<int64_t>& d_strides,
+            std::tuple<int64_t, int64_t, int64_t> alignment, float beta, bool c, bool bias, float alpha,
+            std::optional<int> device, const nb::dict& replaced, int sm_limit, bool batch_invariant) {
+    if (batch.size() > hopgemm::kMaxBatchDims)
+      throw nb::value_error(("hopgemm: " + std::to_string(batch.size()) + " batch dimensions; at most " +
+                             std::to_string(hopgemm::kMaxBatchDims))
+                                .c_str());
+    Problem& p = problem;
+    p.m = m, p.n = n, p.k = k;
+    p.batch_dims = static_cast<int>(batch.size());
+    for (size_t i = 0; i < batch.size(); ++i) p.batch[i] = batch[i];
+    const DType in = dtype_of(dtype), out = dtype_of(out_dtype);
+    const auto [a_align, b_align, d_align] = alignment;
+    p.a = matrix(address(1, a_align), in, a_strides, batch.size(), "a");
+    p.b = matrix(address(2, b_align), in, b_strides, batch.size(), "b");
+    p.d = matrix(address(3, d_align), out, d_strides, batch.size(), "out");
+    if (c) p.c = matrix(address(4, 256), out, d_strides, batch.size(), "c");
+    if (bias) p.bias = {address(5, 256), out, 1, {}};
+    p.alpha = alpha, p.beta = beta, p.sm_limit = sm_limit, p.batch_invariant = batch_invariant;
+    if (device) check(hopgemm::device_facts(*device, facts));
+    replace_facts(facts, replaced);
+  }
+};
+
 nb::dict plan(const std::string& dtype, const std::string& out_dtype, int64_t m, int64_t n, int64_t k,
               const std::vector<int64_t>& batch, const std::vector<int64_t>& a_strides,
               const std::vector<int64_t>& b_strides, const std::vector<int64_t>& d_strides,
               std::tuple<int64_t, int64_t, int64_t> alignment, float beta, bool c, bool bias, float alpha,
               const std::string& config, std::optional<int> device, const nb::dict& facts, int sm_limit,
-              bool batch_invariant) {
-  if (batch.size() > hopgemm::kMaxBatchDims)
-    throw nb::value_error(("hopgemm: " + std::to_string(batch.size()) + " batch dimensions; at most " +
-                           std::to_string(hopgemm::kMaxBatchDims))
-                              .c_str());
-  Problem p;
-  p.m = m, p.n = n, p.k = k;
-  p.batch_dims = static_cast<int>(batch.size());
-  for (size_t i = 0; i < batch.size(); ++i) p.batch[i] = batch[i];
-  const DType in = dtype_of(dtype), out = dtype_of(out_dtype);
-  const auto [a_align, b_align, d_align] = alignment;
-  p.a = matrix(address(1, a_align), in, a_strides, batch.size(), "a");
-  p.b = matrix(address(2, b_align), in, b_strides, batch.size(), "b");
-  p.d = matrix(address(3, d_align), out, d_strides, batch.size(), "out");
-  if (c) p.c = matrix(address(4, 256), out, d_strides, batch.size(), "c");
-  if (bias) p.bias = {address(5, 256), out, 1, {}};
-  p.alpha = alpha, p.beta = beta, p.sm_limit = sm_limit, p.batch_invariant = batch_invariant;
-  hopgemm::DeviceFacts f = hopgemm::h200_facts();
-  if (device) check(hopgemm::device_facts(*device, f));
-  replace_facts(f, facts);
+              bool batch_invariant, bool tuned) {
+  const Described call(dtype, out_dtype, m, n, k, batch, a_strides, b_strides, d_strides, alignment, beta, c,
+                       bias, alpha, device, facts, sm_limit, batch_invariant);
   hopgemm::Plan q;
-  check(hopgemm::make_plan(p, config.c_str(), f, q));
+  const auto make = tuned ? hopgemm::plan_tuned : hopgemm::make_plan;
+  check(make(call.problem, config.c_str(), call.facts, q));
   nb::dict d;
   d["path"] = q.path == hopgemm::Path::kEmpty ? "empty" : q.path == hopgemm::Path::kFill ? "fill" : "gemm";
   d["config"] = q.config;
@@ -132,6 +148,41 @@ nb::dict plan(const std::string& dtype, const std::string& out_dtype, int64_t m,
   d["flops"] = q.flops;
   d["bytes"] = q.bytes;
   return d;
+}
+
+// ---- tuning
+// ---------------------------------------------------------------------------------------------------------
+
+nb::object tuning_key(const std::string& dtype, const std::string& out_dtype, int64_t m, int64_t n, int64_t k,
+                      const std::vector<int64_t>& batch, const std::vector<int64_t>& a_strides,
+                      const std::vector<int64_t>& b_strides, const std::vector<int64_t>& d_strides,
+                      std::tuple<int64_t, int64_t, int64_t> alignment, float beta, bool c, bool bias,
+                      float alpha, std::optional<int> device, const nb::dict& facts, int sm_limit,
+                      bool batch_invariant) {
+  const Described call(dtype, out_dtype, m, n, k, batch, a_strides, b_strides, d_strides, alignment, beta, c,
+                       bias, alpha, device, facts, sm_limit, batch_invariant);
+  hopgemm::TuningKey key;
+  if (!hopgemm::tuning_key(call.problem, call.facts, key)) return nb::none();
+  return nb::make_tuple(hopgemm::name_of(key.dtype), hopgemm::name_of(key.out_dtype), key.majors, key.m,
+                        key.n, key.k, key.batch_inner, key.batch_outer, key.sm_count, key.batch_invariant);
+}
+
+void set_tuned(const nb::list& entries) {
+  std::vector<hopgemm::TunedConfig> configs;
+  for (nb::handle entry : entries) {
+    const auto [gpu, key_fields, config] = nb::cast<std::tuple<std::string, nb::tuple, std::string>>(entry);
+    if (key_fields.size() != 10) throw nb::value_error("hopgemm: a tuning key has 10 fields");
+    hopgemm::TuningKey key;
+    key.dtype = dtype_of(nb::cast<std::string>(key_fields[0]));
+    key.out_dtype = dtype_of(nb::cast<std::string>(key_fields[1]));
+    std::snprintf(key.majors, sizeof key.majors, "%s", nb::cast<std::string>(key_fields[2]).c_str());
+    int64_t* sizes[] = {&key.m, &key.n, &key.k, &key.batch_inner, &key.batch_outer};
+    for (int i = 0; i < 5; ++i) *sizes[i] = nb::cast<int64_t>(key_fields[3 + i]);
+    key.sm_count = nb::cast<int>(key_fields[8]);
+    key.batch_invariant = nb::cast<bool>(key_fields[9]);
+    configs.push_back({gpu, key, config});
+  }
+  hopgemm::set_tuned(configs);
 }
 
 // ---- gemm on any CUDA array
@@ -211,7 +262,7 @@ void gemm(const Array& a, const Array& b, const Array& out, const std::optional<
   hopgemm::DeviceFacts f;
   check(hopgemm::device_facts(out.device_id(), f));
   hopgemm::Plan q;
-  check(hopgemm::make_plan(p, config.c_str(), f, q));
+  check(hopgemm::plan_tuned(p, config.c_str(), f, q));
   const int64_t given = workspace ? static_cast<int64_t>(workspace->nbytes()) : 0;
   if (given < q.workspace_bytes)
     throw nb::value_error(
@@ -263,8 +314,17 @@ NB_MODULE(_core, m) {
   m.def("plan", &plan, "dtype"_a, "out_dtype"_a, "m"_a, "n"_a, "k"_a, "batch"_a, "a_strides"_a, "b_strides"_a,
         "d_strides"_a, nb::kw_only(), "alignment"_a = std::make_tuple(256, 256, 256), "beta"_a = 0.0f,
         "c"_a = false, "bias"_a = false, "alpha"_a = 1.0f, "config"_a = "", "device"_a = nb::none(),
+        "facts"_a = nb::dict(), "sm_limit"_a = 0, "batch_invariant"_a = false, "tuned"_a = true,
+        "What would run, and why, as a dict. Strides are in elements: [*batch, row, col]. `tuned`: may the "
+        "table of set_tuned() answer?");
+  m.def("tuning_key", &tuning_key, "dtype"_a, "out_dtype"_a, "m"_a, "n"_a, "k"_a, "batch"_a, "a_strides"_a,
+        "b_strides"_a, "d_strides"_a, nb::kw_only(), "alignment"_a = std::make_tuple(256, 256, 256),
+        "beta"_a = 0.0f, "c"_a = false, "bias"_a = false, "alpha"_a = 1.0f, "device"_a = nb::none(),
         "facts"_a = nb::dict(), "sm_limit"_a = 0, "batch_invariant"_a = false,
-        "What would run, and why, as a dict. Strides are in elements: [*batch, row, col].");
+        "What a tuned config depends on: (dtype, out_dtype, majors, m, n, k, batch_inner, batch_outer, "
+        "sm_count, batch_invariant) as the kernel sees them, or None where none runs.");
+  m.def("set_tuned", &set_tuned, "entries"_a,
+        "Replaces the table that answers before the selector: [(gpu, tuning_key, config)].");
   m.def("gemm", &gemm, "a"_a, "b"_a, "out"_a, nb::kw_only(), "c"_a = nb::none(), "bias"_a = nb::none(),
         "alpha"_a = 1.0f, "beta"_a = 0.0f, "config"_a = "", "sm_limit"_a = 0, "batch_invariant"_a = false,
         "workspace"_a = nb::none(), "stream"_a = 0,

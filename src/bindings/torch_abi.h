@@ -31,11 +31,13 @@ struct Api {
   int32_t (*get_device_type)(Handle, int32_t*);
   int32_t (*get_device_index)(Handle, int32_t*);
   int32_t (*empty_strided)(int64_t, const int64_t*, const int64_t*, int32_t, int32_t, int32_t, Handle*);
+  int32_t (*new_tensor_handle)(Handle, Handle*);  // another handle of the same tensor
   int32_t (*delete_tensor)(Handle);
   int32_t (*library_init_fragment)(const char*, const char*, uint32_t, Library*);
   int32_t (*library_init_impl)(const char*, const char*, const char*, uint32_t, Library*);
   int32_t (*library_def)(Library, const char*);
   int32_t (*library_impl)(Library, const char*, Kernel);
+  int32_t (*library_delete)(Library);  // takes its kernels away
   int32_t (*string_c_str)(void*, const char**);
   int32_t (*delete_string)(void*);
   int32_t (*create_device_guard)(int32_t, void**);
@@ -62,11 +64,13 @@ inline Api load_api() {
   find(api.get_device_type, "aoti_torch_get_device_type");
   find(api.get_device_index, "aoti_torch_get_device_index");
   find(api.empty_strided, "aoti_torch_empty_strided");
+  find(api.new_tensor_handle, "aoti_torch_new_tensor_handle");
   find(api.delete_tensor, "aoti_torch_delete_tensor_object");
   find(api.library_init_fragment, "aoti_torch_library_init_fragment");
   find(api.library_init_impl, "aoti_torch_library_init_impl");
   find(api.library_def, "aoti_torch_library_def");
   find(api.library_impl, "aoti_torch_library_impl");
+  find(api.library_delete, "aoti_torch_delete_library_object");
   find(api.string_c_str, "torch_string_c_str");
   find(api.delete_string, "torch_delete_string");
   find(api.create_device_guard, "aoti_torch_create_device_guard");
@@ -118,13 +122,13 @@ struct View {
   int32_t dtype = 0, device_type = 0, device_index = 0;
 
   View() = default;
-  explicit View(const Tensor& t) {
+  explicit View(const Tensor& t) : View(t.get()) {}
+  explicit View(Handle t) {
     const Api& torch = api();
     int64_t *size = nullptr, *stride = nullptr;
-    int32_t error = torch.get_data_ptr(t.get(), &data) | torch.get_dim(t.get(), &dim) |
-                    torch.get_sizes(t.get(), &size) | torch.get_strides(t.get(), &stride) |
-                    torch.get_dtype(t.get(), &dtype) | torch.get_device_type(t.get(), &device_type) |
-                    torch.get_device_index(t.get(), &device_index);
+    int32_t error = torch.get_data_ptr(t, &data) | torch.get_dim(t, &dim) | torch.get_sizes(t, &size) |
+                    torch.get_strides(t, &stride) | torch.get_dtype(t, &dtype) |
+                    torch.get_device_type(t, &device_type) | torch.get_device_index(t, &device_index);
     check(error, "reading a tensor");
     sizes = size, strides = stride;
   }

@@ -1,9 +1,14 @@
-// One XLA FFI call frame as a Problem: what the CUDA handler and the tests' host handler have in common.
+// One XLA FFI call frame as a Problem and its plan: what the CUDA handler and the tests' host handler have in
+// common.
 //
 // Arguments: lhs, rhs, then c and bias as `epilogue` lists them. Results: d, then the workspace (u8) if the
 // plan needs one. All arrays are row-major.
 #pragma once
+#include <atomic>
+#include <cstdio>
+#include <string>
 #include <string_view>
+#include <utility>
 
 #include "bindings/xla_spec.h"
 #include "xla/ffi/api/ffi.h"
@@ -11,6 +16,29 @@
 namespace hopgemm::xla_call {
 
 namespace ffi = ::xla::ffi;
+
+// The attributes of a call, and `bind_call` to receive them.
+// HAZARD: programs that users saved hold exactly these, and XLA refuses a call with others. Another list, or
+// another meaning, needs another target name ("hopgemm.matmul.v2") beside this one.
+struct Attributes {
+  std::string_view spec, epilogue, config;
+  float alpha = 1, beta = 0;
+  int64_t sm_limit = 0;
+  bool batch_invariant = false;
+};
+
+template <class Binding> auto bind_call(Binding&& binding) {
+  return std::forward<Binding>(binding)
+      .template Attr<std::string_view>("spec")
+      .template Attr<std::string_view>("epilogue")
+      .template Attr<std::string_view>("config")
+      .template Attr<float>("alpha")
+      .template Attr<float>("beta")
+      .template Attr<int64_t>("sm_limit")
+      .template Attr<bool>("batch_invariant")
+      .RemainingArgs()
+      .RemainingRets();
+}
 
 struct Call {
   Problem problem;
@@ -39,10 +67,10 @@ inline bool dtype_of(const ffi::AnyBuffer& buffer, DType& dtype) {
   }
 }
 
-inline Status read_call(std::string_view spec, std::string_view epilogue, const ffi::RemainingArgs& args,
+inline Status read_call(const Attributes& attributes, const ffi::RemainingArgs& args,
                         const ffi::RemainingRets& rets, Call& call) {
   Labels labels;
-  if (Status s = split_labels(spec, epilogue, labels); !s.ok()) return s;
+  if (Status s = split_labels(attributes.spec, attributes.epilogue, labels); !s.ok()) return s;
   if (Status s = group_labels(labels); !s.ok()) return s;
   const size_t want = 2 + size_t{labels.has_c} + size_t{labels.has_bias};
   if (args.size() != want || rets.size() < 1 || rets.size() > 2)
@@ -82,6 +110,39 @@ inline Status read_call(std::string_view spec, std::string_view epilogue, const 
     p.a.data = rhs.data, p.a.dtype = rhs.dtype;
     p.b.data = lhs.data, p.b.dtype = lhs.dtype;
   }
+  if (attributes.sm_limit < 0 || attributes.sm_limit > INT32_MAX)
+    return invalid("hopgemm: sm_limit is %lld; it must be 0 (all SMs) or more",
+                   static_cast<long long>(attributes.sm_limit));
+  p.alpha = attributes.alpha, p.beta = attributes.beta;
+  p.sm_limit = static_cast<int>(attributes.sm_limit), p.batch_invariant = attributes.batch_invariant;
+  return {};
+}
+
+// Says once that another config stands in for the one that a program names.
+inline void say_replaced(const std::string& config, const char* reason, const char* by) {
+  static std::atomic_flag said = ATOMIC_FLAG_INIT;
+  if (!said.test_and_set())
+    std::fprintf(stderr, "hopgemm: config '%s' of a compiled JAX program is not to be had (%s); using '%s'\n",
+                 config.c_str(), reason, by);
+}
+
+// The plan of a call. A program that another version saved may name a config that this one lacks: then the
+// selector chooses anew, and says so once. What is chosen has to do with the workspace that the program has.
+inline Status plan_call(const Call& call, std::string_view named, const DeviceFacts& facts, Plan& plan) {
+  const std::string config(named);
+  const bool automatic = config.empty() || config == "auto";
+  const Status first = make_plan(call.problem, config.c_str(), facts, plan);
+  if (!first.ok()) {
+    if (automatic || first.code != Code::kInvalidArgument) return first;
+    if (Status s = make_plan(call.problem, "auto", facts, plan); !s.ok()) return s;
+  }
+  if (plan.workspace_bytes > call.workspace_bytes)
+    return invalid(
+        "hopgemm: config '%s' needs %lld bytes of workspace and the program has %lld: it was lowered for "
+        "another GPU or by another version. Trace and lower it again",
+        plan.config, static_cast<long long>(plan.workspace_bytes),
+        static_cast<long long>(call.workspace_bytes));
+  if (!first.ok()) say_replaced(config, first.message, plan.config);
   return {};
 }
 

@@ -13,20 +13,27 @@ enum class Major : uint8_t { kK, kMN };  // the dimension with unit stride
 enum class Arrangement : uint8_t {
   kCooperative,  // both consumers share one tile, half of its rows each
   kPingpong,     // each consumer has a tile of its own: one's epilogue runs under the other's math
+  kSwapped,  // cooperative, for d' = b' a': the small side of a product is wgmma's N. A cluster may split K
 };
 
-inline constexpr int kTileK = 64;         // one 128-byte swizzle row of 16-bit elements
-inline constexpr int kWarpgroup = 128;    // threads
-inline constexpr int kNumConsumers = 2;   // warpgroups; a third one is the producer
+inline constexpr int kTileK = 64;  // one 128-byte swizzle row of 16-bit elements
+inline constexpr int kWarpgroup = 128;  // threads
+inline constexpr int kNumConsumers = 2;  // warpgroups; a third one is the producer
 inline constexpr int kNumThreads = (kNumConsumers + 1) * kWarpgroup;
 inline constexpr int kMmaM = 64, kMmaK = 16;  // wgmma's fixed sizes
-inline constexpr int kSwizzleBytes = 128;     // a row of the swizzle atom; 8 rows are an atom
+inline constexpr int kSwizzleBytes = 128;  // a row of the swizzle atom; 8 rows are an atom
 inline constexpr int kAtomBytes = 8 * kSwizzleBytes;
 inline constexpr int kChunkN = kSwizzleBytes / 2;  // an MN-major operand lies in chunks this wide
 inline constexpr int kStagingBytes = kMmaM * kSwizzleBytes;  // a piece of the result on its way out: 64 rows
 inline constexpr int kStagingSlots = 2;  // per consumer: fill one while TMA reads the other
+inline constexpr int kBandRows = 16;  // of the accumulator, one warp's
+inline constexpr int kExchangeSlots = 8;  // a band each
+inline constexpr int kBandColumnBytes = (kBandRows + 4) * 4;  // a column of a band: 16 fp32 and a gap
 inline constexpr int kMaxTmaBox = 256;  // elements in one box dimension
+inline constexpr int kMaxClusterSize = 8;  // what every device takes
 
+// `a` is the operand that wgmma reads 64 rows at a time, `b` the other one, d is tile_m x tile_n: in a
+// swapped kernel a is the caller's B, and the result's rows are the caller's columns (host/swap.h).
 struct KernelConfig {
   DType dtype;
   Major a_major, b_major;
@@ -51,6 +58,7 @@ struct Schedule {
   int group = 8;
   int k_period = 0;
   int max_ctas = 0;  // 0: as many as the device holds
+  int split = 1;  // CTAs that each sum a part of K and add up within their cluster; swapped kernels only
   CachePolicy a_policy = CachePolicy::kNormal, b_policy = CachePolicy::kNormal,
               d_policy = CachePolicy::kNormal;
 };
@@ -66,8 +74,11 @@ constexpr bool operator==(const KernelConfig& x, const KernelConfig& y) {
          x.num_stages == y.num_stages && x.arrangement == y.arrangement;
 }
 
-constexpr bool is_cooperative(const KernelConfig& c) { return c.arrangement == Arrangement::kCooperative; }
-constexpr int cluster_size(const KernelConfig& c) { return c.cluster_m * c.cluster_n; }
+constexpr bool is_swapped(const KernelConfig& c) { return c.arrangement == Arrangement::kSwapped; }
+constexpr bool is_cooperative(const KernelConfig& c) { return c.arrangement != Arrangement::kPingpong; }
+constexpr int cluster_size(const KernelConfig& c, int split = 1) { return c.cluster_m * c.cluster_n * split; }
+// May a CTA have others in its cluster, which it reaches into?
+constexpr bool has_peers(const KernelConfig& c) { return cluster_size(c) > 1 || is_swapped(c); }
 constexpr int consumer_m(const KernelConfig& c) {
   return is_cooperative(c) ? c.tile_m / kNumConsumers : c.tile_m;
 }
@@ -89,23 +100,44 @@ constexpr int empty_arrivals(const KernelConfig& c) {
   return (is_cooperative(c) ? kNumConsumers : 1) * (c.cluster_m + c.cluster_n - 1);
 }
 constexpr int turn_arrivals(const KernelConfig&) { return 1; }
+// The bands that a CTA owns arrive from every CTA of the split: 8 in all. They are free again when both
+// consumers of every owner have read.
+constexpr int sums_full_arrivals(const KernelConfig&) { return kExchangeSlots; }
+constexpr int sums_empty_arrivals(const KernelConfig&, int split) { return kNumConsumers * split; }
 
-// Shared memory, in bytes from a 1024-byte aligned base: A stages, B stages, staging, barriers (in no TMA
-// destination).
+// Where the partial sums of a swapped kernel meet: each of the 16-row bands that the 8 warps of a tile hold
+// goes to the CTA that owns it, one slot for every band and CTA of the split (kernel/exchange.h). The gap
+// behind a column lets the warp that writes a band touch every bank.
+constexpr int exchange_slot_bytes(const KernelConfig& c) {
+  return (c.tile_n * kBandColumnBytes + kAtomBytes - 1) / kAtomBytes * kAtomBytes;
+}
+
+// Shared memory, in bytes from a 1024-byte aligned base: A stages, B stages, the result on its way out
+// (staging, or exchange), barriers (in no TMA destination).
 constexpr int a_offset(const KernelConfig& c, int stage) { return stage * a_stage_bytes(c); }
 constexpr int b_offset(const KernelConfig& c, int stage) {
   return c.num_stages * a_stage_bytes(c) + stage * b_stage_bytes(c);
 }
+constexpr int result_offset(const KernelConfig& c) { return b_offset(c, c.num_stages); }
+constexpr int result_bytes(const KernelConfig& c) {
+  return is_swapped(c) ? kExchangeSlots * exchange_slot_bytes(c)
+                       : kNumConsumers * kStagingSlots * kStagingBytes;
+}
 constexpr int staging_offset(const KernelConfig& c, int consumer, int slot) {
-  return b_offset(c, c.num_stages) + (consumer * kStagingSlots + slot) * kStagingBytes;
+  return result_offset(c) + (consumer * kStagingSlots + slot) * kStagingBytes;
+}
+constexpr int exchange_offset(const KernelConfig& c, int slot) {
+  return result_offset(c) + slot * exchange_slot_bytes(c);
 }
 constexpr int barrier_offset(const KernelConfig& c, int index) {
-  return staging_offset(c, kNumConsumers, 0) + index * 8;
+  return result_offset(c) + result_bytes(c) + index * 8;
 }
 constexpr int full_index(const KernelConfig&, int stage) { return stage; }
 constexpr int empty_index(const KernelConfig& c, int stage) { return c.num_stages + stage; }
 constexpr int turn_index(const KernelConfig& c, int consumer) { return 2 * c.num_stages + consumer; }
-constexpr int num_barriers(const KernelConfig& c) { return 2 * c.num_stages + kNumConsumers; }
+constexpr int sums_full_index(const KernelConfig& c) { return turn_index(c, kNumConsumers); }
+constexpr int sums_empty_index(const KernelConfig& c) { return sums_full_index(c) + 1; }
+constexpr int num_barriers(const KernelConfig& c) { return sums_empty_index(c) + 1; }
 constexpr int smem_bytes(const KernelConfig& c) {
   return barrier_offset(c, num_barriers(c)) +
          kAtomBytes;  // the base is aligned by hand: up to 1008 bytes are lost
@@ -118,6 +150,7 @@ constexpr int accumulator_registers(const KernelConfig& c) { return mma_rows(c) 
 // A cooperative consumer also holds the last tile's rounded result (epilogue.h), half as many registers
 // again.
 constexpr int consumer_registers(const KernelConfig& c) {
+  if (is_swapped(c)) return 208;  // small accumulators; its producer divides K
   return is_cooperative(c) || accumulator_registers(c) > 128 ? 240 : 224;
 }
 constexpr int producer_registers(const KernelConfig& c) {
@@ -128,12 +161,25 @@ inline constexpr int kMaxSmemBytes = 232448;  // what compute capability 9.0 giv
 
 // May this config be compiled? One predicate for instances.def, the selector and the tests.
 constexpr bool is_valid(const KernelConfig& c) {
-  const bool cluster = (c.cluster_m == 1 || c.cluster_m == 2) && (c.cluster_n == 1 || c.cluster_n == 2);
-  const bool tile = consumer_m(c) % kMmaM == 0 && mma_rows(c) >= 1 && c.tile_n % 64 == 0 && c.tile_n >= 64 &&
+  const bool cluster =
+      (c.cluster_m == 1 || c.cluster_m == 2) && (c.cluster_n == 1 || (c.cluster_n == 2 && !is_swapped(c)));
+  const bool columns = is_swapped(c) && c.b_major == Major::kK
+                           ? (c.tile_n == 16 || c.tile_n == 32 || c.tile_n % 64 == 0)
+                           : c.tile_n % 64 == 0;
+  const bool tile = consumer_m(c) % kMmaM == 0 && mma_rows(c) >= 1 && columns && c.tile_n >= 16 &&
                     c.tile_n <= 320 && c.tile_m / c.cluster_n <= kMaxTmaBox;
+  const bool bands = !is_swapped(c) || (c.tile_m == kExchangeSlots * kBandRows && c.tile_n <= 128 &&
+                                        c.tile_n % (8 * c.cluster_m) == 0);
   const bool b_box = c.b_major == Major::kMN || c.tile_n / c.cluster_m <= kMaxTmaBox;
-  return c.dtype != DType::kF32 && cluster && tile && b_box && accumulator_registers(c) <= 192 &&
+  return c.dtype != DType::kF32 && cluster && tile && bands && b_box && accumulator_registers(c) <= 192 &&
          c.num_stages >= 2 && smem_bytes(c) <= kMaxSmemBytes;
+}
+
+// The split must leave every CTA of it a step of K, and a cluster that every device takes.
+constexpr bool is_valid_split(const KernelConfig& c, int split, int64_t k_tiles) {
+  if (split == 1) return true;
+  const bool power_of_two = split > 0 && (split & (split - 1)) == 0;
+  return is_swapped(c) && power_of_two && cluster_size(c, split) <= kMaxClusterSize && split <= k_tiles;
 }
 
 }  // namespace hopgemm

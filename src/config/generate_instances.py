@@ -14,8 +14,11 @@ import sys
 
 DTYPES = {"bf16": "kBF16", "f16": "kF16"}
 MAJORS = {"k": "kK", "m": "kMN", "n": "kMN"}
+SHORT = {"Cooperative": "coop", "Pingpong": "pingpong", "Swapped": "swap"}
 LAYOUTS = ("kk", "kn", "mk", "mn")
-ROW = re.compile(r"HOPGEMM_SHAPE\((\d+), (\d+), (\d+), (\d+), (\d+), k(Cooperative|Pingpong)\)")
+ROW = re.compile(
+    r"HOPGEMM_(?:SHAPE|(NARROW|SWAPPED))\((\d+), (\d+), (\d+), (\d+), (\d+)(?:, k(Cooperative|Pingpong))?\)"
+)
 
 SHARD = """// Written by generate_instances.py.
 #include "kernel/gemm_kernel.cuh"
@@ -49,25 +52,29 @@ const int kNumInstances = {count};
 
 def shapes(path):
     text = pathlib.Path(path).read_text()
-    rows = [line for line in text.splitlines() if line.startswith("HOPGEMM_SHAPE")]
+    rows = [line for line in text.splitlines() if line.startswith("HOPGEMM_")]
     matches = [ROW.fullmatch(row.strip()) for row in rows]
     if not rows or None in matches:
         raise SystemExit(f"{path}: cannot read {rows[matches.index(None)] if rows else 'any row'!r}")
-    return [(*map(int, m.groups()[:5]), m[6]) for m in matches]
+    return [(*map(int, m.groups()[1:6]), m[7], m[1]) for m in matches]
 
 
 def instances(path):
     """(name, C++ config, accumulators per thread) of every kernel, in the order of the table."""
-    for tile_m, tile_n, cluster_m, cluster_n, stages, arrangement in shapes(path):
+    for tile_m, tile_n, cluster_m, cluster_n, stages, arrangement, swapped in shapes(path):
+        tile, cluster = f"{tile_m}x{tile_n}x64", f"c{cluster_m}x{cluster_n}"
+        if swapped:
+            arrangement = "Swapped"
+            tile, cluster = f"{tile_n}x{tile_m}x64", f"c{cluster_n}x{cluster_m}"
         for dtype, enumerator in DTYPES.items():
-            for a, b in LAYOUTS:
-                short = "coop" if arrangement == "Cooperative" else "pingpong"
-                name = f"{dtype}_{a}{b}_{tile_m}x{tile_n}x64_c{cluster_m}x{cluster_n}_s{stages}_{short}"
+            for a, b in LAYOUTS[:2] if swapped == "NARROW" else LAYOUTS:
+                name = f"{dtype}_{a}{b}_{tile}_{cluster}_s{stages}_{SHORT[arrangement]}"
+                first, second = (b, a) if swapped else (a, b)
                 config = (
-                    f"KernelConfig{{DType::{enumerator}, Major::{MAJORS[a]}, Major::{MAJORS[b]}, "
+                    f"KernelConfig{{DType::{enumerator}, Major::{MAJORS[first]}, Major::{MAJORS[second]}, "
                     f"{tile_m}, {tile_n}, {cluster_m}, {cluster_n}, {stages}, Arrangement::k{arrangement}}}"
                 )
-                rows = tile_m // 2 if arrangement == "Cooperative" else tile_m
+                rows = tile_m if arrangement == "Pingpong" else tile_m // 2
                 yield name, config, rows * tile_n
 
 

@@ -29,6 +29,7 @@ bool parse_token(const char* token, const char* end, Schedule& s) {
     return policy;
   }
   if (!std::strncmp(token, "ctas", 4)) return parse_number(token + 4, end, s.max_ctas);
+  if (!std::strncmp(token, "split", 5)) return parse_number(token + 5, end, s.split);
   if (*token == 'k') return parse_number(token + 1, end, s.k_period);
   if (*token != 'm' && *token != 'n') return false;
   s.along_m = *token == 'm';
@@ -46,6 +47,7 @@ void format_config(const Instance& instance, const Schedule& s, char (&name)[kMa
   if (s.along_m != usual.along_m || s.group != usual.group) add(s.along_m ? "+m%d" : "+n%d", s.group);
   if (s.k_period) add("+k%d", s.k_period);
   if (s.max_ctas) add("+ctas%d", s.max_ctas);
+  if (s.split > 1) add("+split%d", s.split);
   if (s.a_policy != CachePolicy::kNormal) add("+a%s", policy_suffix(s.a_policy));
   if (s.b_policy != CachePolicy::kNormal) add("+b%s", policy_suffix(s.b_policy));
   if (s.d_policy != CachePolicy::kNormal) add("+d%s", policy_suffix(s.d_policy));

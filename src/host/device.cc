@@ -50,10 +50,10 @@ Status read_facts(int device, DeviceFacts& f) {
   return {};
 }
 
-Status load(const Instance& instance, int& max_clusters) {
+Status load(const Instance& instance, int split, int& max_clusters) {
   const void* kernel = instance.kernel();
   RelaxedCapture relaxed;
-  const int bytes = smem_bytes(instance.config), size = cluster_size(instance.config);
+  const int bytes = smem_bytes(instance.config), size = cluster_size(instance.config, split);
   if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) {
     cudaGetLastError();
     return cuda_failure(e, instance.name);
@@ -151,7 +151,7 @@ Status device_facts(int device, DeviceFacts& facts) {
   return {};
 }
 
-Status prepare(int device, const Instance& instance, int& max_clusters) {
+Status prepare(int device, const Instance& instance, int split, int& max_clusters) {
   // 0: not prepared yet; else resident clusters + 1. Two threads that meet here both prepare, with the same
   // result.
   static std::atomic<std::atomic<int>*> tables[kMaxDevices];
@@ -159,14 +159,14 @@ Status prepare(int device, const Instance& instance, int& max_clusters) {
     return failure(Code::kNoDevice, "hopgemm: there is no GPU %d", device);
   std::atomic<int>* table = tables[device].load(std::memory_order_acquire);
   if (!table) {
-    auto fresh = std::make_unique<std::atomic<int>[]>(kNumInstances);
+    auto fresh = std::make_unique<std::atomic<int>[]>(kNumInstances * (kMaxClusterSize + 1));
     if (tables[device].compare_exchange_strong(table, fresh.get(), std::memory_order_acq_rel))
       table = fresh.release();
   }
-  std::atomic<int>& entry = table[&instance - kInstances];
+  std::atomic<int>& entry = table[(&instance - kInstances) * (kMaxClusterSize + 1) + split];
   int known = entry.load(std::memory_order_acquire);
   if (known == 0) {
-    HOPGEMM_TRY(load(instance, max_clusters));
+    HOPGEMM_TRY(load(instance, split, max_clusters));
     known = max_clusters + 1;
     entry.store(known, std::memory_order_release);
   }
@@ -180,7 +180,7 @@ Status warmup() {
     cudaGetLastError();
     return cuda_failure(e, "cudaGetDevice");
   }
-  for (int i = 0, clusters; i < kNumInstances; ++i) HOPGEMM_TRY(prepare(device, kInstances[i], clusters));
+  for (int i = 0, clusters; i < kNumInstances; ++i) HOPGEMM_TRY(prepare(device, kInstances[i], 1, clusters));
   RelaxedCapture relaxed;
   return load_pack_and_fill();
 }

@@ -15,10 +15,10 @@ using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, 
 
 EncodeTiled encode_tiled();  // nullptr without a driver
 
-Status cuda_failure(int error, const char* what);
+HOPGEMM_API Status cuda_failure(int error, const char* what);
 
 // Loads the kernel on the current device, gives it its shared memory, and asks how many clusters are resident
-// at once. Legal during a stream capture.
-Status prepare(int device, const Instance& instance, int& max_clusters);
+// at once where a cluster splits K `split` ways. Legal during a stream capture.
+Status prepare(int device, const Instance& instance, int split, int& max_clusters);
 
 }  // namespace hopgemm

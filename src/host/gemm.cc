@@ -9,6 +9,7 @@
 #include "host/normal_form.h"
 #include "host/pack.h"
 #include "host/select.h"
+#include "host/swap.h"
 #include "host/tensor_map.h"
 
 namespace hopgemm {
@@ -32,16 +33,17 @@ Status pack_operands(NormalProblem& p, void* workspace, void* stream) {
 
 Status launch(const Instance& instance, const GemmParams<CUtensorMap>& params, int grid,
               cudaStream_t stream) {
+  const int cluster = cluster_size(instance.config, params.split);
   cudaLaunchConfig_t config{};
   cudaLaunchAttribute attributes[2];
   attributes[0].id =
       cudaLaunchAttributeProgrammaticStreamSerialization;  // pairs with griddepcontrol_wait in the kernel
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
   attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {static_cast<unsigned>(cluster_size(instance.config)), 1, 1};
+  attributes[1].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
   config.gridDim = dim3(grid), config.blockDim = dim3(kNumThreads), config.stream = stream;
   config.dynamicSmemBytes = smem_bytes(instance.config);
-  config.attrs = attributes, config.numAttrs = cluster_size(instance.config) > 1 ? 2 : 1;
+  config.attrs = attributes, config.numAttrs = cluster > 1 ? 2 : 1;
   void* args[] = {const_cast<GemmParams<CUtensorMap>*>(&params)};
   const cudaError_t e = cudaLaunchKernelExC(&config, instance.kernel(), args);
   if (e == cudaSuccess) return {};
@@ -54,6 +56,7 @@ GemmParams<CUtensorMap> make_params(const NormalProblem& p, const Config& config
   params.grid =
       make_tile_grid(config, p.m, p.n, static_cast<int>(p.batch_inner), static_cast<int>(p.batch_outer));
   params.k_tiles = ceil_div(p.k, kTileK);
+  params.split = config.schedule.split;
   params.a_batch_inner = p.a.batch_inner_stride != 0, params.a_batch_outer = p.a.batch_outer_stride != 0;
   params.b_batch_inner = p.b.batch_inner_stride != 0, params.b_batch_outer = p.b.batch_outer_stride != 0;
   params.a_policy = config.schedule.a_policy, params.b_policy = config.schedule.b_policy,
@@ -62,7 +65,8 @@ GemmParams<CUtensorMap> make_params(const NormalProblem& p, const Config& config
   return params;
 }
 
-// The same tile without a cluster: the same bits, for when no cluster fits beside what else is on the device.
+// The same tile without a cluster, for when none fits beside what else is on the device: the same bits,
+// unless K was to be split.
 const Instance* without_cluster(const KernelConfig& c) {
   for (int i = 0; i < kNumInstances; ++i) {
     KernelConfig twin = c;
@@ -93,27 +97,33 @@ Status gemm(const Problem& problem, const Plan& plan, void* workspace, void* str
     return failure(Code::kInvalidArgument, "hopgemm: config '%s' is unknown. Call make_plan again",
                    plan.config);
   const KernelConfig& asked = instance->config;
-  if (asked.dtype != problem.a.dtype || asked.a_major != p.a.major || asked.b_major != p.b.major)
+  if (!fits(asked, p, problem.a.dtype))
     return failure(Code::kInvalidArgument,
                    "hopgemm: the plan's config '%s' does not fit. Call make_plan again", plan.config);
+  if (!is_valid_split(asked, schedule.split, ceil_div(p.k, kTileK)))
+    return failure(Code::kInvalidArgument,
+                   "hopgemm: the plan's config '%s' splits a K of %lld too often. Call make_plan again",
+                   plan.config, static_cast<long long>(p.k));
   int device, max_clusters;
   if (cudaError_t e = cudaGetDevice(&device)) {
     cudaGetLastError();
     return cuda_failure(e, "cudaGetDevice");
   }
-  HOPGEMM_TRY(prepare(device, *instance, max_clusters));
+  HOPGEMM_TRY(prepare(device, *instance, schedule.split, max_clusters));
   if (max_clusters == 0) {
     instance = without_cluster(asked);
-    if (instance) HOPGEMM_TRY(prepare(device, *instance, max_clusters));
+    schedule.split = 1;
+    if (instance) HOPGEMM_TRY(prepare(device, *instance, schedule.split, max_clusters));
     if (max_clusters == 0)
       return failure(Code::kUnsupportedDevice, "hopgemm: no CTA of config '%s' fits on GPU %d", plan.config,
                      device);
   }
   const KernelConfig& c = instance->config;
   HOPGEMM_TRY(pack_operands(p, workspace, stream));
+  swap_for(c, p);
   GemmParams<CUtensorMap> params = make_params(p, {c, schedule});
   HOPGEMM_TRY(encode_tensor_maps(p, c, params.a, params.b, params.d));
-  return launch(*instance, params, std::min(plan.grid, max_clusters * cluster_size(c)),
+  return launch(*instance, params, std::min(plan.grid, max_clusters * cluster_size(c, schedule.split)),
                 static_cast<cudaStream_t>(stream));
 }
 

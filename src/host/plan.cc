@@ -1,12 +1,14 @@
 // make_plan: normalize, choose, describe.
 #include <algorithm>
 #include <cinttypes>
+#include <cmath>
 #include <cstring>
 
 #include "host/config_name.h"
 #include "host/normal_form.h"
 #include "host/select.h"
 #include "host/status.h"
+#include "host/swap.h"
 
 namespace hopgemm {
 namespace {
@@ -15,23 +17,30 @@ int sms_to_use(const Problem& p, const DeviceFacts& facts) {
   return p.sm_limit > 0 ? std::min(p.sm_limit, facts.sm_count) : facts.sm_count;
 }
 
-// Before anything counts tiles in 32 bits: the smallest tile makes the most of them.
-Status check_tile_count(const NormalProblem& p) {
-  constexpr int kMinTile = 64;
-  const double tiles = double(ceil_div(p.m, kMinTile)) * ceil_div(p.n, kMinTile) * double(p.batch_inner) *
-                       double(p.batch_outer);
-  if (tiles <= 1e9) return {};
-  return failure(Code::kInvalidArgument,
-                 "hopgemm: %.3g output tiles of %dx%d; at most 1e9. Split the product", tiles, kMinTile,
-                 kMinTile);
+Status too_many_blocks(double blocks) {
+  return failure(Code::kInvalidArgument, "hopgemm: %.3g output tiles; at most 1e9. Split the product",
+                 blocks);
+}
+
+// A cluster that splits K gives other bits than one that does not. So a limit on SMs decides nothing about
+// the split, unless its clusters do not fit.
+Choice select_within(const NormalProblem& p, const Problem& problem, const DeviceFacts& facts) {
+  const int limit = sms_to_use(problem, facts);
+  const Choice whole = select(p, problem.a.dtype, facts, facts.sm_count, !problem.batch_invariant);
+  if (limit == facts.sm_count || !whole.instance) return whole;
+  const int split = whole.schedule.split;
+  if (split > 1 && cluster_size(whole.instance->config, split) <= limit) return whole;
+  return select(p, problem.a.dtype, facts, limit, false);
 }
 
 Status choose(const NormalProblem& p, const Problem& problem, const char* config, const DeviceFacts& facts,
               Choice& choice) {
   const bool automatic = !config || !*config || !std::strcmp(config, "auto");
   if (automatic) {
-    choice = select(p, problem.a.dtype, facts, sms_to_use(problem, facts));
+    choice = select_within(p, problem, facts);
     if (choice.instance) return {};
+    if (choice.fewest_blocks > kMaxBlocks && std::isfinite(choice.fewest_blocks))
+      return too_many_blocks(choice.fewest_blocks);
     return failure(Code::kUnsupportedDevice,
                    "hopgemm: no kernel fits %s with %d SMs and %d bytes of shared memory a CTA", facts.name,
                    facts.sm_count, facts.max_smem_bytes);
@@ -41,7 +50,7 @@ Status choose(const NormalProblem& p, const Problem& problem, const char* config
         Code::kInvalidArgument,
         "hopgemm: config '%.100s' is unknown. Take a name from hopgemm._core.configs(), or \"auto\"", config);
   const KernelConfig& c = choice.instance->config;
-  if (c.dtype != problem.a.dtype || c.a_major != p.a.major || c.b_major != p.b.major)
+  if (!fits(c, p, problem.a.dtype))
     return failure(Code::kInvalidArgument,
                    "hopgemm: config '%s' does not fit %s operands of majors %c%c. Take another, or \"auto\"",
                    config, name_of(problem.a.dtype), p.a.major == Major::kK ? 'k' : 'm',
@@ -51,11 +60,24 @@ Status choose(const NormalProblem& p, const Problem& problem, const char* config
         Code::kUnsupportedDevice,
         "hopgemm: config '%s' needs %d bytes of shared memory, %s gives a CTA %d. Take another, or \"auto\"",
         config, smem_bytes(c), facts.name, facts.max_smem_bytes);
+  const int k_tiles = ceil_div(p.k, kTileK);
+  if (!is_valid_split(c, choice.schedule.split, k_tiles))
+    return failure(
+        Code::kInvalidArgument,
+        "hopgemm: config '%s' splits K %d ways; swapped kernels take a power of two, at most %d CTAs a"
+        " cluster and %d here (a step of 64 for each). Take a smaller split, or \"auto\"",
+        config, choice.schedule.split, kMaxClusterSize, k_tiles);
+  if (problem.batch_invariant && choice.schedule.split > 1)
+    return failure(Code::kInvalidArgument,
+                   "hopgemm: config '%s' splits K, whose sums then depend on it, which batch_invariant rules"
+                   " out. Take one without +split",
+                   config);
   if (problem.batch_invariant && choice.schedule.k_period)
     return failure(Code::kInvalidArgument,
                    "hopgemm: config '%s' turns the direction of K by position (+k%d), which batch_invariant"
                    " rules out. Take one without it",
                    config, choice.schedule.k_period);
+  if (count_blocks(c, p) > kMaxBlocks) return too_many_blocks(count_blocks(c, p));
   if (!std::strchr(config, '+')) choice.schedule = default_schedule(c, p, sms_to_use(problem, facts));
   std::snprintf(choice.reason, sizeof choice.reason, "asked for by name");
   return {};
@@ -96,30 +118,31 @@ Status make_plan(const Problem& problem, const char* config, const DeviceFacts& 
   describe_traffic(problem, plan);
   if (p.path == Path::kFill) return {};
 
+  plan.pack_a = p.a.pack, plan.pack_b = p.b.pack;
   Choice choice{};
-  HOPGEMM_TRY(check_tile_count(p));
   HOPGEMM_TRY(choose(p, problem, config, facts, choice));
   const Config chosen{choice.instance->config, choice.schedule};
+  swap_for(chosen.kernel, p);
   const int64_t tiles = int64_t{ceil_div(p.m, chosen.kernel.tile_m)} * ceil_div(p.n, chosen.kernel.tile_n);
   const TileGrid grid =
       make_tile_grid(chosen, p.m, p.n, static_cast<int>(p.batch_inner), static_cast<int>(p.batch_outer));
-  const int sm_count = sms_to_use(problem, facts);
-  if (sm_count < cluster_size(chosen.kernel))
+  const int sm_count = sms_to_use(problem, facts),
+            cluster = cluster_size(chosen.kernel, chosen.schedule.split);
+  if (sm_count < cluster)
     return failure(
         Code::kInvalidArgument,
         "hopgemm: config '%s' needs clusters of %d SMs, and %d may be used. Take a c1x1 config or \"auto\"",
-        choice.instance->name, cluster_size(chosen.kernel), sm_count);
+        choice.instance->name, cluster, sm_count);
   format_config(*choice.instance, choice.schedule, plan.config);
   std::memcpy(plan.reason, choice.reason, sizeof plan.reason);
-  plan.majors[0] = p.a.major == Major::kK ? 'k' : 'm';
-  plan.majors[1] = p.b.major == Major::kK ? 'k' : 'n';
-  plan.pack_a = p.a.pack, plan.pack_b = p.b.pack;
+  plan.majors[0] = as_called(chosen.kernel).a_major == Major::kK ? 'k' : 'm';
+  plan.majors[1] = as_called(chosen.kernel).b_major == Major::kK ? 'k' : 'n';
   const int piece =
       static_cast<int>(kSwizzleBytes / size_of(p.epilogue.d.dtype));  // columns that leave together
   plan.store = p.epilogue.tma_columns >= piece ? Store::kTma : Store::kDirect;
   plan.tiles = tiles * p.batch_inner * p.batch_outer;
   plan.grid = grid_size(chosen, grid, sm_count);
-  plan.waves = static_cast<double>(grid.num_blocks) * cluster_size(chosen.kernel) / plan.grid;
+  plan.waves = static_cast<double>(grid.num_blocks) * cluster / plan.grid;
   plan.workspace_bytes = p.a.packed_bytes + p.b.packed_bytes;
   return {};
 }

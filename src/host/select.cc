@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "host/swap.h"
+
 namespace hopgemm {
 namespace {
 
@@ -14,6 +16,12 @@ constexpr double kL2BytesPerCycle = 58;   // what one SM gets from L2 when all o
 constexpr double kMinStepCycles = 300;    // a step of K takes so long however little there is to multiply
 constexpr double kTurnaroundCycles = 1300;  // between two tiles of a cooperative kernel: drain, round, refill
 constexpr double kHandoverCycles = 250;  // from one ping-pong consumer to the other
+// Of small products, fitted to 380 more (docs/notes/2026-11-29-small-m.md).
+constexpr double kLaunchCycles = 6000;
+constexpr double kLatencyCycles = 2300;  // of a load; a ring hides as much of it as it has stages
+constexpr double kIngestBytesPerCycle = 66;  // what one SM takes in when few pull
+constexpr double kDramBytesPerCycle = 2350, kL2BytesPerCycleInAll = 2600;
+constexpr double kExchangeCycles = 2600;  // of partial sums, each round
 
 // A narrow instruction feeds the tensor cores less well (shared-memory reads of A weigh more).
 double mma_efficiency(const KernelConfig& c) {
@@ -35,21 +43,64 @@ double tile_cycles(const KernelConfig& c, double k_tiles, int result_bytes) {
   return kTurnaroundCycles + (result_bytes == 2 ? std::max(main_loop, epilogue) : main_loop + epilogue);
 }
 
+// Clusters that are resident at once. GPCs have unequal numbers of SMs, so that large clusters leave some
+// idle.
+int resident_clusters(int size, int sm_count) {
+  return size <= 2 ? sm_count / size : size <= 4 ? sm_count * 10 / (11 * 4) : sm_count / 10;
+}
+
+double compulsory_bytes(const NormalProblem& p) {
+  const double batch = double(p.batch_inner) * double(p.batch_outer);
+  const double m = double(p.m), n = double(p.n), k = double(p.k);
+  return batch * (2 * (m * k + k * n) + m * n * double(size_of(p.epilogue.d.dtype)));
+}
+
 double estimate_cycles(const KernelConfig& c, const NormalProblem& p, int sm_count) {
-  const TileGrid grid =
-      make_tile_grid({c, {}}, p.m, p.n, static_cast<int>(p.batch_inner), static_cast<int>(p.batch_outer));
-  const int clusters = sm_count / cluster_size(c);
+  const int clusters = resident_clusters(cluster_size(c), sm_count);
   if (clusters == 0) return INFINITY;
-  const double waves = std::ceil(static_cast<double>(grid.num_blocks) / clusters);
+  const double waves = std::ceil(count_blocks(c, p) / clusters);
   const double k_tiles = ceil_div(p.k, kTileK);
   const int result_bytes = static_cast<int>(size_of(p.epilogue.d.dtype));
-  return waves * tile_cycles(c, k_tiles, result_bytes) + epilogue_cycles(c, result_bytes);
+  const double busy = waves * tile_cycles(c, k_tiles, result_bytes) + epilogue_cycles(c, result_bytes);
+  // These get 0.96 of what swapped kernels get from DRAM. Of two that wait for it, the less busy one is
+  // faster.
+  const double dram = kLaunchCycles + compulsory_bytes(p) / (0.96 * kDramBytesPerCycle);
+  return busy >= dram ? busy : dram + 0.03 * busy;
 }
+
+// Swapped kernels: bandwidth and latency. A step takes as long as its bytes need to come in, as the ring
+// needs to hide the memory's latency, or as wgmma; all of it at least as long as DRAM and L2 need for theirs.
+double estimate_swapped_cycles(const KernelConfig& c, int split, const NormalProblem& p, int sm_count) {
+  const int clusters = resident_clusters(cluster_size(c, split), sm_count);
+  if (clusters == 0) return INFINITY;
+  const double rounds = std::ceil(count_blocks(c, p) / clusters);
+  const double steps = std::ceil(double(ceil_div(p.k, kTileK)) / split);
+  const double mma_rate = c.tile_n >= 64 ? 0.9 : c.tile_n >= 32 ? 0.63 : 0.38;
+  const double step = std::max({tx_bytes(c) / kIngestBytesPerCycle, kLatencyCycles / c.num_stages,
+                                2.0 * c.tile_m * c.tile_n * kTileK / kFlopPerCycle / mma_rate});
+  const double batch = double(p.batch_inner) * double(p.batch_outer), k = double(p.k);
+  const double l2 =
+      batch * 2 * k *
+      (double(p.n) * ceil_div(p.m, c.tile_n) + double(p.m) * ceil_div(p.n, c.tile_m) / c.cluster_m);
+  return kLaunchCycles +
+         std::max(
+             {rounds * steps * step, compulsory_bytes(p) / kDramBytesPerCycle, l2 / kL2BytesPerCycleInAll}) +
+         rounds * kExchangeCycles * (split > 1 ? 1 : 0.5);
+}
+
+// Rows above which a swapped kernel has no shape to win with.
+constexpr int64_t kMostSwappedRows = 256;
 
 }  // namespace
 
+double count_blocks(const KernelConfig& config, const NormalProblem& p) {
+  const KernelConfig c = as_called(config);
+  return double(ceil_div(p.m, c.tile_m * c.cluster_m)) * ceil_div(p.n, c.tile_n * c.cluster_n) *
+         double(p.batch_inner) * double(p.batch_outer);
+}
+
 int grid_size(const Config& config, const TileGrid& tiles, int sm_count) {
-  const int size = cluster_size(config.kernel);
+  const int size = cluster_size(config.kernel, config.schedule.split);
   int ctas = sm_count;
   if (config.schedule.max_ctas) ctas = std::min(ctas, config.schedule.max_ctas);
   return std::max(1, std::min(tiles.num_blocks, ctas / size)) * size;
@@ -60,30 +111,40 @@ int grid_size(const Config& config, const TileGrid& tiles, int sm_count) {
 // docs/notes/2026-11-29-tile-order.md). Only where it costs no wave.
 Schedule default_schedule(const KernelConfig& c, const NormalProblem& p, int sm_count) {
   Schedule s;
-  const TileGrid grid =
-      make_tile_grid({c, s}, p.m, p.n, static_cast<int>(p.batch_inner), static_cast<int>(p.batch_outer));
+  if (is_swapped(c)) return s;
+  const int blocks = static_cast<int>(count_blocks(c, p));
   const int aligned = sm_count / (s.group * cluster_size(c)) * s.group * cluster_size(c);
-  auto waves = [&](int ctas) { return ceil_div(grid.num_blocks, ctas / cluster_size(c)); };
+  auto waves = [&](int ctas) { return ceil_div(blocks, ctas / cluster_size(c)); };
   if (aligned > 0 && waves(aligned) > 1 && waves(aligned) == waves(sm_count)) s.max_ctas = aligned;
   return s;
 }
 
-Choice select(const NormalProblem& p, DType dtype, const DeviceFacts& facts, int sm_count) {
+Choice select(const NormalProblem& p, DType dtype, const DeviceFacts& facts, int sm_count, bool splits) {
   Choice best{};
+  best.fewest_blocks = INFINITY;
   double best_cycles = INFINITY;
+  int best_split = 1;
+  const int k_tiles = ceil_div(p.k, kTileK);
+  auto consider = [&](const Instance& instance, int split, double cycles) {
+    if (cycles >= best_cycles) return;
+    best_cycles = cycles, best.instance = &instance, best_split = split;
+  };
   for (int i = 0; i < kNumInstances; ++i) {
     const KernelConfig& c = kInstances[i].config;
-    if (c.dtype != dtype || c.a_major != p.a.major || c.b_major != p.b.major ||
-        smem_bytes(c) > facts.max_smem_bytes)
-      continue;
-    const double cycles = estimate_cycles(c, p, sm_count);
-    if (cycles < best_cycles) {
-      best_cycles = cycles;
-      best.instance = &kInstances[i];
+    if (!fits(c, p, dtype) || smem_bytes(c) > facts.max_smem_bytes) continue;
+    const double blocks = count_blocks(c, p);
+    best.fewest_blocks = std::min(best.fewest_blocks, blocks);
+    if (blocks > kMaxBlocks) continue;
+    if (!is_swapped(c)) {
+      consider(kInstances[i], 1, estimate_cycles(c, p, sm_count));
+    } else if (p.m <= kMostSwappedRows) {
+      for (int split = 1; is_valid_split(c, split, k_tiles) && (split == 1 || splits); split *= 2)
+        consider(kInstances[i], split, estimate_swapped_cycles(c, split, p, sm_count));
     }
   }
   if (!best.instance) return best;
   best.schedule = default_schedule(best.instance->config, p, sm_count);
+  best.schedule.split = best_split;
   std::snprintf(best.reason, sizeof best.reason, "cost model: %lld cycles on %d SMs",
                 std::llround(best_cycles), sm_count);
   return best;

@@ -6,16 +6,22 @@
 namespace hopgemm {
 
 struct Choice {
-  const Instance* instance;
+  const Instance* instance;  // nullptr: none fits
   Schedule schedule;
+  double fewest_blocks;  // that any kernel which fits would make
   char reason[160];
 };
 
-Choice select(const NormalProblem& problem, DType dtype, const DeviceFacts& facts, int sm_count);
+// `splits`: may K be split, so that a sum depends on the config?
+Choice select(const NormalProblem& problem, DType dtype, const DeviceFacts& facts, int sm_count, bool splits);
 
 // The walk that suits a kernel on a problem; what select() gives and what a config named without a schedule
 // gets.
 Schedule default_schedule(const KernelConfig& config, const NormalProblem& problem, int sm_count);
+
+// Cluster tiles of the result. The walk counts them in 32 bits.
+double count_blocks(const KernelConfig& config, const NormalProblem& problem);
+inline constexpr double kMaxBlocks = 1e9;
 
 // CTAs that work at once: whole clusters, at most one CTA an SM.
 int grid_size(const Config& config, const TileGrid& tiles, int sm_count);

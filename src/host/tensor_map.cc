@@ -67,9 +67,9 @@ MapShape operand_shape(const NormalProblem& p, const NormalOperand& o, int64_t m
 Status encode_tensor_maps(const NormalProblem& p, const KernelConfig& config, CUtensorMap& a, CUtensorMap& b,
                           CUtensorMap& d) {
   HOPGEMM_TRY(encode(operand_shape(p, p.a, p.m, a_tile(config), config.dtype),
-                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, "a", a));
+                     CU_TENSOR_MAP_L2_PROMOTION_L2_128B, "a", a));
   HOPGEMM_TRY(encode(operand_shape(p, p.b, p.n, b_tile(config), config.dtype),
-                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, "b", b));
+                     CU_TENSOR_MAP_L2_PROMOTION_L2_128B, "b", b));
   if (p.epilogue.tma_columns == 0) return {};
   const EpilogueMatrix& out = p.epilogue.d;
   const MapShape shape{out.dtype,

@@ -7,7 +7,7 @@
 
 namespace hopgemm {
 
-Status encode_tensor_maps(const NormalProblem& problem, const KernelConfig& config, CUtensorMap& a,
-                          CUtensorMap& b, CUtensorMap& d);
+HOPGEMM_API Status encode_tensor_maps(const NormalProblem& problem, const KernelConfig& config,
+                                      CUtensorMap& a, CUtensorMap& b, CUtensorMap& d);
 
 }  // namespace hopgemm

@@ -2,6 +2,7 @@
 // in flight.
 #pragma once
 #include "kernel/epilogue.h"
+#include "kernel/exchange.h"
 #include "kernel/layout.h"
 #include "kernel/params.h"
 #include "kernel/pipeline.h"
@@ -45,10 +46,14 @@ template <class Hw> HOPGEMM_DEVICE void consume(Hw& hw, const GemmParams<typenam
   constexpr KernelConfig kConfig = Hw::kKernelConfig;
   const int consumer = hw.consumer();
   const uint32_t peers = peer_mask(kConfig, hw.cta_rank());
+  const int k_tiles = is_swapped(kConfig)
+                          ? k_steps(p.k_tiles, p.split, split_index(kConfig, hw.cta_rank())).count
+                          : p.k_tiles;
   typename Hw::Accumulator acc;
   PipelineState<kConfig.num_stages> state;
   StagingState staging;
   RoundedTile<Hw> rounded;  // cooperative: the last tile's result, leaves under the next main loop
+  uint32_t exchange_phase = 0;
   uint32_t turn_phase = consumer ^ 1;  // consumer 0 goes first: its first wait passes
   int owner = 0;  // ping-pong: whose tile it is
   for (TileScheduler<kConfig> tiles(p.grid, hw.cluster(), hw.num_clusters(), hw.cta_rank()); tiles.valid();
@@ -56,7 +61,7 @@ template <class Hw> HOPGEMM_DEVICE void consume(Hw& hw, const GemmParams<typenam
     const bool mine = is_cooperative(kConfig) || owner == consumer;
     owner ^= 1;
     if (!mine) {
-      state.advance(p.k_tiles);
+      state.advance(k_tiles);
       continue;
     }
     if constexpr (!is_cooperative(kConfig)) {
@@ -65,18 +70,25 @@ template <class Hw> HOPGEMM_DEVICE void consume(Hw& hw, const GemmParams<typenam
       turn_phase ^= 1;
     }
     Tile t = tiles.tile();
-    if constexpr (is_cooperative(kConfig)) {
+    if constexpr (is_swapped(kConfig)) {
+      main_loop<0>(hw, acc, state, k_tiles, peers, [](int) {});
+      exchange(hw, acc, t, p, exchange_phase);
+      exchange_phase ^= 1;
+    } else if constexpr (is_cooperative(kConfig)) {
       t.m += consumer * consumer_m(kConfig);
-      main_loop<kPieces<kConfig, 64>>(hw, acc, state, p.k_tiles, peers,
+      main_loop<kPieces<kConfig, 64>>(hw, acc, state, k_tiles, peers,
                                       [&](int piece) { store_rounded(hw, rounded, piece, p, staging); });
+      epilogue(hw, acc, t, p, staging, rounded);
     } else {
-      main_loop<0>(hw, acc, state, p.k_tiles, peers, [](int) {});
+      main_loop<0>(hw, acc, state, k_tiles, peers, [](int) {});
+      epilogue(hw, acc, t, p, staging, rounded);
     }
-    epilogue(hw, acc, t, p, staging, rounded);
   }
-  HOPGEMM_UNROLL
-  for (int piece = 0; piece < kPieces<kConfig, 64>; ++piece) store_rounded(hw, rounded, piece, p, staging);
-  hw.store_drain();  // a bulk store may still read shared memory: not after the CTA has gone
+  if constexpr (!is_swapped(kConfig)) {
+    HOPGEMM_UNROLL
+    for (int piece = 0; piece < kPieces<kConfig, 64>; ++piece) store_rounded(hw, rounded, piece, p, staging);
+    hw.store_drain();  // a bulk store may still read shared memory: not after the CTA has gone
+  }
 }
 
 }  // namespace hopgemm

@@ -23,7 +23,7 @@ __device__ __forceinline__ void gemm_kernel(const GemmParams<CUtensorMap>& param
     ptx::prefetch_tensormap(&params.a);
     ptx::prefetch_tensormap(&params.b);
   }
-  enter(hw);
+  enter(hw, params.split);
   ptx::griddepcontrol_wait();  // HAZARD: before it the operands may not be written yet, nor the last reader
                                // of d be done
 

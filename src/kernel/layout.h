@@ -6,25 +6,28 @@
 
 namespace hopgemm {
 
-// ---- clusters: rank = m_index + cluster_m * n_index
+// ---- clusters: rank = m_index + cluster_m * (n_index + cluster_n * split_index)
 // -------------------------------------------------------------------
 
 HOPGEMM_HOST_DEVICE constexpr int cluster_m_index(const KernelConfig& c, int rank) {
   return rank % c.cluster_m;
 }
 HOPGEMM_HOST_DEVICE constexpr int cluster_n_index(const KernelConfig& c, int rank) {
-  return rank / c.cluster_m;
+  return is_swapped(c) ? rank / c.cluster_m % c.cluster_n : rank / c.cluster_m;
+}
+HOPGEMM_HOST_DEVICE constexpr int split_index(const KernelConfig& c, int rank) {
+  return is_swapped(c) ? rank / cluster_size(c) : 0;  // the others never split
 }
 
 // CTAs that share A: same rows, all columns of the cluster.
 HOPGEMM_HOST_DEVICE constexpr uint32_t a_multicast_mask(const KernelConfig& c, int rank) {
   uint32_t mask = 0;
   for (int n = 0; n < c.cluster_n; ++n) mask |= 1u << (cluster_m_index(c, rank) + n * c.cluster_m);
-  return mask;
+  return mask << split_index(c, rank) * cluster_size(c);
 }
 // CTAs that share B: same columns, all rows of the cluster.
 HOPGEMM_HOST_DEVICE constexpr uint32_t b_multicast_mask(const KernelConfig& c, int rank) {
-  return ((1u << c.cluster_m) - 1) << (cluster_n_index(c, rank) * c.cluster_m);
+  return ((1u << c.cluster_m) - 1) << (rank / c.cluster_m * c.cluster_m);
 }
 HOPGEMM_HOST_DEVICE constexpr uint32_t peer_mask(const KernelConfig& c, int rank) {
   return a_multicast_mask(c, rank) | b_multicast_mask(c, rank);
@@ -101,6 +104,36 @@ HOPGEMM_HOST_DEVICE constexpr int stmatrix_offset(int warp, int lane, int pair) 
   const int row = warp * 16 + lane % 16, col = pair * 16 + lane / 16 * 8;
   return swizzle128(row, col * 2);
 }
+
+// ---- exchange of partial sums (exchange.h)
+// -----------------------------------------------------------------------------
+
+// Which CTA of the split sums band `band` (16 rows of the tile, one warp's), and into which slot the CTA
+// `source` of the split sends it. HAZARD: split is a power of two, at most kExchangeSlots.
+HOPGEMM_HOST_DEVICE constexpr int bands_per_owner(int split) { return kExchangeSlots / split; }
+HOPGEMM_HOST_DEVICE constexpr int band_owner(int band, int split) { return band / bands_per_owner(split); }
+HOPGEMM_HOST_DEVICE constexpr int exchange_slot(int band, int source, int split) {
+  return source * bands_per_owner(split) + band % bands_per_owner(split);
+}
+HOPGEMM_HOST_DEVICE constexpr int exchange_byte(int row, int col) { return col * kBandColumnBytes + row * 4; }
+
+// What one thread sums and writes: half a column of a band, 8 rows. Neighbours share a column, so that a pair
+// of threads fills a 32-byte sector of 16-bit results.
+inline constexpr int kUnitRows = 8;
+struct ExchangeUnit {
+  int band, row, col;  // `row` in the band
+};
+HOPGEMM_HOST_DEVICE constexpr int exchange_units(const KernelConfig& c, int split) {
+  return bands_per_owner(split) * c.tile_n * (kBandRows / kUnitRows);
+}
+HOPGEMM_HOST_DEVICE constexpr ExchangeUnit exchange_unit(const KernelConfig& c, int owner, int split,
+                                                         int index) {
+  const int half = index % 2, column = index / 2;
+  return {owner * bands_per_owner(split) + column / c.tile_n, half * kUnitRows, column % c.tile_n};
+}
+
+// ---- staged fp32
+// -------------------------------------------------------------------------------------------------------
 
 // fp32: each thread stores two adjacent columns (8 bytes) of row `row`. Odd rows take the groups of 8 columns
 // in exchanged order (g ^ 2), so that the 16 lanes of one pass touch all 32 banks.

@@ -28,12 +28,16 @@ template <class Hw> HOPGEMM_DEVICE void produce(Hw& hw, const GemmParams<typenam
   const int rank = hw.cta_rank();
   const int a_slice = cluster_n_index(kConfig, rank), b_slice = cluster_m_index(kConfig, rank);
   const uint32_t a_mask = a_multicast_mask(kConfig, rank), b_mask = b_multicast_mask(kConfig, rank);
+  const KSteps own = k_steps(p.k_tiles, p.split, split_index(kConfig, rank));
   PipelineState<kConfig.num_stages> state;
   for (TileScheduler<kConfig> tiles(p.grid, hw.cluster(), hw.num_clusters(), rank); tiles.valid();
        tiles.next()) {
     const Tile t = tiles.tile();
-    for (int i = 0; i < p.k_tiles; ++i) {
-      const int k = (t.k_reversed ? p.k_tiles - 1 - i : i) * kTileK;
+    // Asked for again at every step: what comes from the parameters needs no register, of which there are 24.
+    const auto steps = [&] { return is_swapped(kConfig) ? own : KSteps{0, p.k_tiles, 1}; };
+    for (int i = 0; i < steps().count; ++i) {
+      const int position = t.k_reversed ? steps().count - 1 - i : i;
+      const int k = (steps().first + position * steps().step) * kTileK;
       producer_acquire(hw, state, tx_bytes(kConfig));
       load_operand<kA>(hw, p.a, state.stage, a_offset(kConfig, state.stage), a_slice, a_mask, t.m, k,
                        t.batch_inner * p.a_batch_inner, t.batch_outer * p.a_batch_outer, p.a_policy);

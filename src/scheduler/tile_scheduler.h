@@ -81,7 +81,8 @@ template <KernelConfig kConfig> class TileScheduler {
   HOPGEMM_DEVICE Tile tile() const {
     const Block b = block_at(grid_, index_);
     const int m = b.m * kConfig.cluster_m + cta_rank_ % kConfig.cluster_m;
-    const int n = b.n * kConfig.cluster_n + cta_rank_ / kConfig.cluster_m;
+    const int n = b.n * kConfig.cluster_n +
+                  (is_swapped(kConfig) ? cta_rank_ % cluster_size(kConfig) : cta_rank_) / kConfig.cluster_m;
     return {m * kConfig.tile_m, n * kConfig.tile_n, b.batch_inner, b.batch_outer, b.k_reversed};
   }
 

@@ -1,5 +1,6 @@
 // The numbers of every shipped config, recomputed from what they stand for.
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -24,7 +25,7 @@ template <class F> void for_each_load(const KernelConfig& c, int rank, F f) {
 void check_bytes(const KernelConfig& c) {
   for (int receiver = 0; receiver < cluster_size(c); ++receiver) {
     int bytes = 0;
-    std::vector<int> arrivals(staging_offset(c, 0, 0) / kAtomBytes);
+    std::vector<int> arrivals(result_offset(c) / kAtomBytes);
     for (int sender = 0; sender < cluster_size(c); ++sender) {
       for_each_load(c, sender, [&](uint32_t mask, int offset, int size) {
         if (!(mask >> receiver & 1)) return;
@@ -54,7 +55,7 @@ void check_arrivals(const KernelConfig& c) {
       const bool releases_us = peer_mask(c, rank) >> sender & 1;
       CHECK(releases_us == (reached >> rank & 1));
       // Both consumers read a cooperative tile's stage, one of them a ping-pong tile's.
-      if (releases_us) releases += c.arrangement == Arrangement::kCooperative ? 2 : 1;
+      if (releases_us) releases += c.arrangement == Arrangement::kPingpong ? 1 : 2;
     }
     CHECK(releases == empty_arrivals(c));
   }
@@ -70,12 +71,17 @@ void check_smem(const KernelConfig& c) {
   };
   for (int s = 0; s < c.num_stages; ++s) region(a_offset(c, s), c.tile_m * 128, 1024);
   for (int s = 0; s < c.num_stages; ++s) region(b_offset(c, s), c.tile_n * 128, 1024);
-  for (int consumer = 0; consumer < 2; ++consumer)
-    for (int slot = 0; slot < kStagingSlots; ++slot)
-      region(staging_offset(c, consumer, slot), 64 * 128, 1024);
+  if (is_swapped(c)) {
+    for (int slot = 0; slot < 8; ++slot) region(exchange_offset(c, slot), exchange_slot_bytes(c), 1024);
+  } else {
+    for (int consumer = 0; consumer < 2; ++consumer)
+      for (int slot = 0; slot < kStagingSlots; ++slot)
+        region(staging_offset(c, consumer, slot), 64 * 128, 1024);
+  }
   std::set<int> barriers;
   for (int s = 0; s < c.num_stages; ++s) barriers.insert({full_index(c, s), empty_index(c, s)});
   for (int i = 0; i < 2; ++i) barriers.insert(turn_index(c, i));
+  barriers.insert({sums_full_index(c), sums_empty_index(c)});
   CHECK(static_cast<int>(barriers.size()) == num_barriers(c));
   for (int index : barriers) region(barrier_offset(c, index), 8, 8);
   CHECK(end + 1008 <= smem_bytes(c));  // the base may lie up to 1008 bytes past where the driver put it
@@ -87,16 +93,52 @@ void check_registers(const KernelConfig& c) {
   CHECK(128 * (producer_registers(c) + 2 * consumer_registers(c)) <= 384 * at_launch);
   for (int registers : {producer_registers(c), consumer_registers(c)})
     CHECK(registers % 8 == 0 && registers >= 24 && registers <= 256);
-  const int rows = c.arrangement == Arrangement::kCooperative ? c.tile_m / 2 : c.tile_m;
+  const int rows = c.arrangement == Arrangement::kPingpong ? c.tile_m : c.tile_m / 2;
   CHECK(accumulator_registers(c) == rows * c.tile_n / 128);
   CHECK(accumulator_registers(c) + 24 <= consumer_registers(c));
+}
+
+// Every band reaches one owner, in a slot of its own for each source; the units of all owners are the tile;
+// what the 32 lanes of a warp write at once lies in 32 banks.
+void check_exchange(const KernelConfig& c) {
+  if (!is_swapped(c)) return;
+  for (int split = 1; cluster_size(c, split) <= kMaxClusterSize; split *= 2) {
+    std::set<std::pair<int, int>> slots;
+    for (int band = 0; band < 8; ++band) {
+      for (int source = 0; source < split; ++source) {
+        const int slot = exchange_slot(band, source, split);
+        CHECK(slot >= 0 && slot < 8 && band_owner(band, split) < split);
+        CHECK(slots.insert({band_owner(band, split), slot}).second);
+      }
+    }
+    std::vector<int> visits(c.tile_m * c.tile_n);
+    for (int owner = 0; owner < split; ++owner) {
+      for (int i = 0; i < exchange_units(c, split); ++i) {
+        const ExchangeUnit unit = exchange_unit(c, owner, split, i);
+        CHECK(band_owner(unit.band, split) == owner);
+        for (int r = 0; r < kUnitRows; ++r) ++visits[(unit.band * 16 + unit.row + r) * c.tile_n + unit.col];
+      }
+    }
+    bool once = true;
+    for (int v : visits) once &= v == 1;
+    CHECK(once);
+  }
+  CHECK(exchange_byte(15, c.tile_n - 1) + 4 <= exchange_slot_bytes(c));
+  for (int i = 0; i < c.tile_n / 2; ++i) {
+    std::set<int> banks;
+    for (int lane = 0; lane < 32; ++lane) {
+      const RowCol at = accumulator_at(lane, i);
+      banks.insert(exchange_byte(at.row, at.col) / 4 % 32);
+    }
+    CHECK(banks.size() == 32);
+  }
 }
 
 void check_instructions(const KernelConfig& c) {
   CHECK(is_valid(c));
   int columns = 0;
   for (int n = first_mma_n(c.tile_n); columns < c.tile_n; columns += n, n = c.tile_n - columns)
-    CHECK(n % 8 == 0 && n <= 256 && columns % 64 == 0);
+    CHECK(n % 8 == 0 && n <= 256 && columns % 64 == 0 && (n % 64 == 0 || c.b_major == Major::kK));
   CHECK(columns == c.tile_n);
   CHECK(box_rows(a_tile(c)) <= 256 && box_rows(b_tile(c)) <= 256);
 }
@@ -111,6 +153,7 @@ int main() {
     check_arrivals(c);
     check_smem(c);
     check_registers(c);
+    check_exchange(c);
     check_instructions(c);
   }
   return report("config_test");

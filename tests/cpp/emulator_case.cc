@@ -2,6 +2,8 @@
 
 #include <cstdio>
 
+#include "host/swap.h"
+
 namespace hopgemm::test {
 namespace {
 
@@ -14,17 +16,21 @@ int round_up(int x, int to) { return (x + to - 1) / to * to; }
 
 std::string Case::describe() const {
   char text[256];
-  std::snprintf(
-      text, sizeof text, "m %d n %d k %d batch %d%s%s out %s store %s%s%s alpha %g ctas %d %c%d k_period %d",
-      m, n, k, batch, share_a ? " shared a" : "", share_b ? " shared b" : "", name_of(out),
-      store == Store::kTma ? "tma" : "direct", c ? " c" : "", bias ? " bias" : "", static_cast<double>(alpha),
-      num_ctas, schedule.along_m ? 'm' : 'n', schedule.group, schedule.k_period);
+  std::snprintf(text, sizeof text,
+                "m %d n %d k %d batch %d%s%s out %s store %s%s%s alpha %g ctas %d %c%d k_period %d split %d",
+                m, n, k, batch, share_a ? " shared a" : "", share_b ? " shared b" : "", name_of(out),
+                store == Store::kTma ? "tma" : "direct", c ? " c" : "", bias ? " bias" : "",
+                static_cast<double>(alpha), num_ctas, schedule.along_m ? 'm' : 'n', schedule.group,
+                schedule.k_period, schedule.split);
   return text;
 }
 
-Product::Product(const KernelConfig& config, const Case& c, uint64_t data_seed) : config_(config), case_(c) {
+Product::Product(const KernelConfig& config, const Case& c, uint64_t data_seed)
+    : config_(config),
+      called_(as_called(config)),
+      case_(c) {
   emulated::Random random(data_seed);
-  const bool a_k = config.a_major == Major::kK, b_k = config.b_major == Major::kK;
+  const bool a_k = called_.a_major == Major::kK, b_k = called_.b_major == Major::kK;
   a_ = make_operand(a_k ? c.m : c.k, a_k ? c.k : c.m, c.share_a ? 1 : c.batch, random);
   b_ = make_operand(b_k ? c.n : c.k, b_k ? c.k : c.n, c.share_b ? 1 : c.batch, random);
   // The direct store is for rows that TMA cannot address.
@@ -63,11 +69,11 @@ void Product::expect() {
   std::vector<float> sums(c.n), b(c.n * c.k);
   for (int batch = 0; batch < c.batch; ++batch) {
     for (int k = 0; k < c.k; ++k)
-      for (int n = 0; n < c.n; ++n) b[k * c.n + n] = at(b_, config_.b_major, c.share_b ? 0 : batch, n, k);
+      for (int n = 0; n < c.n; ++n) b[k * c.n + n] = at(b_, called_.b_major, c.share_b ? 0 : batch, n, k);
     for (int m = 0; m < c.m; ++m) {
       std::fill(sums.begin(), sums.end(), 0.0f);
       for (int k = 0; k < c.k; ++k) {
-        const float a = at(a_, config_.a_major, c.share_a ? 0 : batch, m, k);
+        const float a = at(a_, called_.a_major, c.share_a ? 0 : batch, m, k);
         for (int n = 0; n < c.n; ++n) sums[n] += a * b[k * c.n + n];
       }
       for (int n = 0; n < c.n; ++n) {
@@ -90,7 +96,7 @@ std::string Product::run(Kernel kernel, uint64_t seed, std::vector<emulated::Eve
   p.m = c.m, p.n = c.n, p.k = c.k;
   p.batch_dims = 1;
   p.batch[0] = c.batch;
-  const bool a_k = config_.a_major == Major::kK, b_k = config_.b_major == Major::kK;
+  const bool a_k = called_.a_major == Major::kK, b_k = called_.b_major == Major::kK;
   p.a = {a_.memory.data() + a_.start,
          config_.dtype,
          a_k ? a_.ld : 1,
@@ -110,6 +116,7 @@ std::string Product::run(Kernel kernel, uint64_t seed, std::vector<emulated::Eve
   if (normal.path != Path::kGemm || normal.swapped || normal.a.pack || normal.b.pack ||
       (normal.epilogue.tma_columns > 0) != (c.store == Store::kTma))
     return "the case does not reach the path it is meant for";
+  swap_for(config_, normal);
   emulated::Launch launch = emulated::make_launch(normal, {config_, c.schedule}, c.num_ctas);
   launch.seed = seed, launch.log = events != nullptr, launch.find_races = find_races;
   const emulated::Result result = kernel(launch);

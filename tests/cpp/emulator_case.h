@@ -43,7 +43,7 @@ class Product {
   float at(const Operand& x, Major major, int batch, int mn, int k) const;
   void expect();
 
-  KernelConfig config_;
+  KernelConfig config_, called_;
   Case case_;
   Operand a_, b_;
   std::vector<float> c_, bias_;

@@ -6,6 +6,7 @@
 #include "bindings/emulate.h"
 #include "config/instances.h"
 #include "emulator_case.h"
+#include "host/swap.h"
 
 namespace hopgemm::test {
 namespace {
@@ -15,7 +16,8 @@ struct Named {
   Case c;
 };
 
-std::vector<Named> cases(const KernelConfig& c) {
+std::vector<Named> cases(const KernelConfig& config) {
+  const KernelConfig c = as_called(config);
   const int m = c.tile_m * c.cluster_m, n = c.tile_n * c.cluster_n, size = cluster_size(c);
   const DType other = c.dtype == DType::kBF16 ? DType::kF32 : c.dtype;
   std::vector<Named> all;
@@ -32,14 +34,25 @@ std::vector<Named> cases(const KernelConfig& c) {
   tails.num_ctas = size;
   Case& many = add("odd tiles, more than CTAs, K reversed, bias");
   many.m = 3 * m - 5, many.n = c.tile_n, many.k = 2 * kTileK, many.num_ctas = 2 * size;
-  many.schedule = {true, 2, 1, 0, {}, {}, {}}, many.bias = true;
+  many.schedule.group = 2, many.schedule.k_period = 1, many.bias = true;
   Case& batches = add("batches that share B, C");
   batches.batch = 3, batches.share_b = true, batches.c = true, batches.alpha = -1,
   batches.num_ctas = 2 * size;
   batches.out = other;
   Case& direct = add("direct store, along N");
   direct.m = m / 2 + 1, direct.n = n + 7, direct.k = 70, direct.store = Store::kDirect;
-  direct.schedule = {false, 1, 0, 0, {}, {}, {}}, direct.num_ctas = 2 * size;
+  direct.schedule.along_m = false, direct.schedule.group = 1, direct.num_ctas = 2 * size;
+  if (is_swapped(c)) {
+    const int most = kMaxClusterSize / size;
+    Case& split = add("K split over a whole cluster, two tiles each, C and bias");
+    split.m = c.tile_m + 3, split.n = 3 * n - 9, split.k = (most + 1) * kTileK + 9,
+    split.c = split.bias = true;
+    split.schedule.split = most, split.num_ctas = most * size;
+    Case& pair = add("K split in two, fp32, ragged columns");
+    pair.m = c.tile_m, pair.n = n + 5, pair.k = 5 * kTileK, pair.out = DType::kF32,
+    pair.store = Store::kDirect;
+    pair.schedule.split = 2, pair.num_ctas = 2 * size;
+  }
   return all;
 }
 

@@ -43,6 +43,11 @@ enum class Mutant {
   kAccumulatorTooEarly,
   kNoWaitForOldGroup,
   kStageOfAnother,
+  kSumsSentTooEarly,
+  kSumsReadTooEarly,
+  kSumsReleasedBeforeRead,
+  kSumsReleasedHereOnly,
+  kSumsNotShared,
 };
 
 template <class Hw, Mutant kMutant> class MutantHw : public Hw {
@@ -143,6 +148,23 @@ template <class Hw, Mutant kMutant> class MutantHw : public Hw {
   }
   void store_drain() {
     if (!is(Mutant::kNoDrain)) Hw::store_drain();
+  }
+
+  // ---- partial sums ----
+  void send_sums(const Acc& acc, int split) { Hw::send_sums(acc, is(Mutant::kSumsNotShared) ? 1 : split); }
+  void wait_peers(uint32_t barrier, uint32_t parity) {
+    if (is(Mutant::kSumsReadTooEarly) && barrier == Hw::sums_full()) return;
+    if (is(Mutant::kSumsSentTooEarly) && barrier == Hw::sums_empty()) return;
+    Hw::wait_peers(barrier, parity);
+  }
+  void reduce_sums(const EpilogueParams& e, const Tile& t, int split) {
+    if (is(Mutant::kSumsReleasedBeforeRead)) Hw::arrive_split(Hw::sums_empty(), split);
+    Hw::reduce_sums(e, t, split);
+  }
+  void arrive_split(uint32_t barrier, int split) {
+    if (is(Mutant::kSumsReleasedBeforeRead)) return;
+    if (is(Mutant::kSumsReleasedHereOnly)) Hw::arrive(barrier);
+    else Hw::arrive_split(barrier, split);
   }
 
  private:

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "emulator_case.h"
+#include "host/swap.h"
 
 namespace hopgemm::test {
 namespace {
@@ -15,11 +16,13 @@ constexpr double kMustCatch = 0.99;
 
 // K runs over the ring several times, tiles over the CTAs, and both dimensions have tails.
 template <KernelConfig kConfig> Case hard_case() {
+  constexpr KernelConfig kCalled = as_called(kConfig);
   Case c;
-  c.m = 2 * kConfig.tile_m * kConfig.cluster_m + 8, c.n = 2 * kConfig.tile_n + 27;  // a ragged end
+  c.m = 2 * kCalled.tile_m * kCalled.cluster_m + 8, c.n = 2 * kCalled.tile_n + 27;  // a ragged end
   c.k = (2 * kConfig.num_stages + 1) * kTileK - 24;
   c.out = kConfig.dtype;
-  c.num_ctas = 2 * cluster_size(kConfig);
+  if (is_swapped(kConfig)) c.schedule.split = 4 / kConfig.cluster_m;
+  c.num_ctas = 2 * cluster_size(kConfig, c.schedule.split);
   return c;
 }
 
@@ -75,6 +78,11 @@ constexpr KernelConfig kCoopCluster{
 constexpr KernelConfig kPingCluster{DType::kBF16,          Major::kK, Major::kMN, 64, 64, 2, 1, 3,
                                     Arrangement::kPingpong};
 
+constexpr KernelConfig kSwap{DType::kBF16, Major::kK, Major::kK, 128, 16, 1, 1, 3, Arrangement::kSwapped};
+
+constexpr KernelConfig kSwapCluster{DType::kF16, Major::kMN,           Major::kK, 128, 16, 2, 1,
+                                    3,           Arrangement::kSwapped};
+
 void test_all(int seeds) {
   std::printf("| mutant | seeds | caught | false alarms of the clean twin | how |\n|---|---|---|---|---|\n");
 #define HOPGEMM_MUTANT(config, mutant) test<config, Mutant::mutant>(#mutant " (" #config ")", seeds)
@@ -119,6 +127,18 @@ void test_all(int seeds) {
   HOPGEMM_MUTANT(kCoop, kAccumulatorTooEarly);
   HOPGEMM_MUTANT(kCoop, kNoWaitForOldGroup);
   HOPGEMM_MUTANT(kCoop, kStageOfAnother);
+  HOPGEMM_MUTANT(kSwap, kReleaseBeforeWait);
+  HOPGEMM_MUTANT(kSwapCluster, kReleaseOwnCtaOnly);
+  HOPGEMM_MUTANT(kSwapCluster, kMulticastOwnCtaOnly);
+  HOPGEMM_MUTANT(kSwapCluster, kSumsSentTooEarly);
+  HOPGEMM_MUTANT(kSwap, kAccumulatorTooEarly);
+  HOPGEMM_MUTANT(kSwap, kNoStartSync);
+  HOPGEMM_MUTANT(kSwap, kNoEndSync);
+  HOPGEMM_MUTANT(kSwap, kSumsSentTooEarly);
+  HOPGEMM_MUTANT(kSwap, kSumsReadTooEarly);
+  HOPGEMM_MUTANT(kSwap, kSumsReleasedBeforeRead);
+  HOPGEMM_MUTANT(kSwap, kSumsReleasedHereOnly);
+  HOPGEMM_MUTANT(kSwap, kSumsNotShared);
 #undef HOPGEMM_MUTANT
 }
 

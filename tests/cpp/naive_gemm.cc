@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "api/gemm.h"
+#include "host/tuned.h"
 
 namespace hopgemm {
 namespace {
@@ -101,6 +102,10 @@ Status make_plan(const Problem& p, const char* config, const DeviceFacts&, Plan&
   plan.workspace_bytes = p.k % 8 ? 256 : 0;  // some calls have one
   std::snprintf(plan.config, sizeof plan.config, "%s", config);
   return {};
+}
+
+Status plan_tuned(const Problem& p, const char* config, const DeviceFacts& facts, Plan& plan) {
+  return make_plan(p, config, facts, plan);
 }
 
 Status gemm(const Problem& p, const Plan& plan, void* workspace, void*) {

@@ -9,6 +9,7 @@
 #include "host/config_name.h"
 #include "host/normal_form.h"
 #include "host/select.h"
+#include "host/swap.h"
 
 namespace hopgemm::test {
 namespace {
@@ -242,6 +243,12 @@ void check_refusals() {
   p.batch_dims = 2, p.batch[0] = p.batch[1] = 65536;
   for (Matrix* x : {&p.a, &p.b, &p.d}) x->batch_stride[0] = 131072, x->batch_stride[1] = 1;
   refuse(p, {"tiles", "at most 1e9"});
+  // 2^31 tiles of a swapped kernel, 2^29 of others.
+  p = row_major(64, 1, 8);
+  p.batch_dims = 1, p.batch[0] = 1 << 29;
+  p.b.batch_stride[0] = 8, p.d.batch_stride[0] = 64;
+  CHECK(plan_of(p).waves > 0);
+  refuse(p, {"2.15e+09 output tiles", "at most 1e9"}, "bf16_kk_16x128x64_c1x1_s11_swap");
   DeviceFacts a100;
   a100.major = 8;
   Plan plan;
@@ -259,15 +266,21 @@ void check_names() {
         for (int k_period : {0, 1, 8})
           for (int max_ctas : {0, 128})
             for (CachePolicy policy : policies) {
-              const Schedule s{
-                  along_m, group, k_period, max_ctas, policy, policies[group % 3], policies[max_ctas % 3]};
+              const Schedule s{.along_m = along_m,
+                               .group = group,
+                               .k_period = k_period,
+                               .max_ctas = max_ctas,
+                               .split = 1 + k_period % 3,
+                               .a_policy = policy,
+                               .b_policy = policies[group % 3],
+                               .d_policy = policies[max_ctas % 3]};
               char name[kMaxConfigName], again[kMaxConfigName];
               format_config(kInstances[i], s, name);
               const Instance* instance = nullptr;
               Schedule t;
               CHECK(parse_config(name, instance, t) && instance == &kInstances[i]);
               CHECK(t.along_m == along_m && t.group == group && t.k_period == k_period &&
-                    t.max_ctas == max_ctas);
+                    t.max_ctas == max_ctas && t.split == s.split);
               CHECK(t.a_policy == s.a_policy && t.b_policy == s.b_policy && t.d_policy == s.d_policy);
               format_config(*instance, t, again);
               CHECK(!std::strcmp(name, again));
@@ -276,8 +289,9 @@ void check_names() {
   CHECK(!config_name(-1) && !config_name(kNumInstances));
   const std::string good = "bf16_kn_128x128x64_c1x1_s6_pingpong";
   for (std::string suffix :
-       {"+",    "+x8", "+m", "+m0", "+m-1", "+m+8", "+m8x", "+m 8", "+m99999999999", "+k", "+ctas", "+ctas0",
-        "+af+", "+cf", "+a", "+ax", "++m8", "x",    "_",    " "})
+       {"+",   "+x8",   "+m",     "+m0",    "+m-1",    "+m+8",    "+m8x", "+m 8", "+m99999999999",
+        "+k",  "+ctas", "+ctas0", "+split", "+split0", "+splitx", "+af+", "+cf",  "+a",
+        "+ax", "++m8",  "x",      "_",      " "})
     refuse(row_major(64, 64, 64), {"is unknown", "\"auto\""}, (good + suffix).c_str());
   for (const std::string& name :
        {std::string("no"), good.substr(0, 20), good + std::string(500, '+'), good + std::string(4000, 'x')})
@@ -301,8 +315,9 @@ void check_grids() {
         if (!CHECK(parse_config(plan.config, instance, schedule))) return;
         const KernelConfig& c = instance->config;
         CHECK(plan.grid >= 1 && plan.grid <= (limit ? std::min(limit, sms) : sms) &&
-              plan.grid % cluster_size(c) == 0);
-        CHECK(plan.tiles == (size + c.tile_m - 1) / c.tile_m * ((size + c.tile_n - 1) / c.tile_n));
+              plan.grid % cluster_size(c, schedule.split) == 0);
+        const KernelConfig t = as_called(c);
+        CHECK(plan.tiles == (size + t.tile_m - 1) / t.tile_m * ((size + t.tile_n - 1) / t.tile_n));
         CHECK(plan.waves * plan.grid >= plan.tiles - 0.5 && plan.flops == 2.0 * size * size * 64);
         again &= !std::strcmp(plan_of(p, plan.config, facts).config, plan.config);
       }
@@ -312,6 +327,31 @@ void check_grids() {
   p.sm_limit = 1;
   refuse(p, {cluster, "clusters of 2", "c1x1"}, cluster);
   CHECK(plan_of(row_major(4096, 4096, 64), "bf16_kn_128x128x64_c2x1_s6_pingpong+ctas1").grid == 2);
+}
+
+// A split needs a swapped kernel, a cluster that exists, a step of K for each CTA; its clusters are whole.
+void check_splits() {
+  const std::string swapped = "bf16_kn_16x128x64_c1x1_s11_swap";
+  Problem p = row_major(16, 4096, 512);
+  CHECK(plan_of(p, (swapped + "+split8").c_str()).grid == 128);
+  CHECK(plan_of(p, (swapped + "+split8").c_str()).tiles == 32);
+  for (const char* split : {"+split3", "+split16"})
+    refuse(p, {"splits K", "power of two"}, (swapped + split).c_str());
+  refuse(row_major(16, 4096, 448), {"splits K 8 ways", "7 here"}, (swapped + "+split8").c_str());
+  refuse(p, {"splits K"}, "bf16_kn_128x128x64_c1x1_s6_pingpong+split2");
+  refuse(p, {"splits K"}, "bf16_kn_64x128x64_c1x2_s7_swap+split8");
+  p.sm_limit = 7;
+  refuse(p, {"clusters of 8 SMs"}, (swapped + "+split8").c_str());
+  p.sm_limit = 0, p.batch_invariant = true;
+  refuse(p, {"batch_invariant", "+split8"}, (swapped + "+split8").c_str());
+  // A limit on SMs does not change the bits, as long as the split's clusters fit.
+  p = row_major(16, 4096, 14336);
+  for (int limit : {0, 4, 16, 64, 131}) {
+    p.sm_limit = limit;
+    CHECK(std::strstr(plan_of(p).config, "+split2"));
+  }
+  p.sm_limit = 3;
+  CHECK(!std::strstr(plan_of(p).config, "+split"));
 }
 
 // A schedule whose numbers are absurd still visits every tile once.
@@ -341,6 +381,7 @@ int main() {
   check_refusals();
   check_names();
   check_grids();
+  check_splits();
   check_walk();
   return report("plan_test");
 }

@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "emulator_case.h"
+#include "host/swap.h"
 
 namespace hopgemm::test {
 namespace {
@@ -21,7 +22,7 @@ struct Class {
 
 Case random_case(const Class& x, uint64_t seed) {
   emulated::Random random(seed);
-  const KernelConfig& c = x.config;
+  const KernelConfig c = as_called(x.config);
   auto one_in = [&](int n) { return random.below(n) == 0; };
   // A multiple of the tile, or anything: one tile, odd counts, a rank of the cluster out of range.
   auto extent = [&](int tile, int most) {
@@ -35,8 +36,14 @@ Case random_case(const Class& x, uint64_t seed) {
   p.out = one_in(3) ? DType::kF32 : c.dtype;
   p.store = x.store;
   p.c = one_in(3), p.bias = one_in(3), p.alpha = one_in(3) ? -2.0f : 1.0f;
-  p.schedule = {one_in(2), 1 + random.below(3), random.below(3), 0, {}, {}, {}};
-  p.num_ctas = cluster_size(c) * (1 + random.below(3));
+  p.schedule.along_m = one_in(2), p.schedule.group = 1 + random.below(3),
+  p.schedule.k_period = random.below(3);
+  if (is_swapped(c)) {
+    const int k_tiles = (p.k + kTileK - 1) / kTileK;
+    do p.schedule.split = 1 << random.below(4);
+    while (!is_valid_split(c, p.schedule.split, k_tiles));
+  }
+  p.num_ctas = cluster_size(c, p.schedule.split) * (1 + random.below(3));
   return p;
 }
 
@@ -61,14 +68,17 @@ bool run(const Class& x, uint64_t first, int seeds) {
 template <Arrangement kArrangement, int kClusterM, int kClusterN, int kStages, DType kDType, Major kA,
           Major kB>
 void add(std::vector<Class>& classes) {
-  constexpr bool kCooperative = kArrangement == Arrangement::kCooperative;
+  constexpr bool kPingpong = kArrangement == Arrangement::kPingpong;
+  constexpr bool kSwapped = kArrangement == Arrangement::kSwapped;
   // Two pieces of the result a consumer where the ring is short, one where it is long.
-  constexpr KernelConfig kConfig{
-      kDType,    kA,      kB,          kCooperative ? 128 : 64, kStages == 2 ? 128 : 64, kClusterM,
-      kClusterN, kStages, kArrangement};
+  constexpr int kTileN = kSwapped && kB == Major::kK ? 16 * kClusterM : kStages == 2 && !kSwapped ? 128 : 64;
+  constexpr KernelConfig kConfig{kDType,    kA,        kB,      kPingpong ? 64 : 128, kTileN,
+                                 kClusterM, kClusterN, kStages, kArrangement};
   for (Store store : {Store::kTma, Store::kDirect}) {
-    const std::string name = std::string(kCooperative ? "coop" : "pingpong") + "_c" +
-                             std::to_string(kClusterM) + "x" + std::to_string(kClusterN) + "_s" +
+    const std::string name = std::string(kSwapped    ? "swap"
+                                         : kPingpong ? "pingpong"
+                                                     : "coop") +
+                             "_c" + std::to_string(kClusterM) + "x" + std::to_string(kClusterN) + "_s" +
                              std::to_string(kStages) + (store == Store::kTma ? "_tma" : "_direct");
     classes.push_back({name, kConfig, &emulate<EmulatedHw<kConfig>>, store});
   }
@@ -76,7 +86,8 @@ void add(std::vector<Class>& classes) {
 
 // Types and majors change from class to class; all of them meet in instances_test.
 std::vector<Class> all_classes() {
-  constexpr auto kCoop = Arrangement::kCooperative, kPing = Arrangement::kPingpong;
+  constexpr auto kCoop = Arrangement::kCooperative, kPing = Arrangement::kPingpong,
+                 kSwap = Arrangement::kSwapped;
   constexpr auto kB = DType::kBF16, kF = DType::kF16;
   constexpr auto kK = Major::kK, kMN = Major::kMN;
   std::vector<Class> x;
@@ -88,6 +99,8 @@ std::vector<Class> all_classes() {
   add<kPing, 2, 1, 2, kF, kK, kK>(x), add<kPing, 2, 1, 5, kB, kMN, kMN>(x);
   add<kPing, 1, 2, 2, kB, kMN, kK>(x), add<kPing, 1, 2, 5, kF, kK, kMN>(x);
   add<kPing, 2, 2, 2, kF, kK, kMN>(x), add<kPing, 2, 2, 5, kB, kMN, kK>(x);
+  add<kSwap, 1, 1, 2, kB, kK, kK>(x), add<kSwap, 1, 1, 5, kF, kMN, kMN>(x);
+  add<kSwap, 2, 1, 2, kF, kMN, kK>(x), add<kSwap, 2, 1, 5, kB, kK, kMN>(x);
   return x;
 }
 

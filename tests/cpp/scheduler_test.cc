@@ -54,7 +54,7 @@ template <int kClusterM, int kClusterN> struct Walk {
       for (bool along_m : {true, false})
         for (int group : {1, 2, 3, 8, 100})
           for (int k_period : {0, 1, 3, 8}) {
-            const Schedule s{along_m, group, k_period, 0, {}, {}, {}};
+            const Schedule s{.along_m = along_m, .group = group, .k_period = k_period};
             // One element past the last full tile, so that rounding up is needed.
             const int64_t m = int64_t{64} * kClusterM * m_blocks - 63,
                           n = int64_t{128} * kClusterN * n_blocks - 127;

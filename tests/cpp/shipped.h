@@ -13,8 +13,14 @@ inline std::vector<KernelConfig> shipped_configs() {
       for (Major b : {Major::kK, Major::kMN}) {
 #define HOPGEMM_SHAPE(tile_m, tile_n, cluster_m, cluster_n, stages, arrangement) \
   all.push_back({dtype, a, b, tile_m, tile_n, cluster_m, cluster_n, stages, Arrangement::arrangement});
+#define HOPGEMM_SWAPPED(tile_m, tile_n, cluster_m, cluster_n, stages) \
+  all.push_back({dtype, a, b, tile_m, tile_n, cluster_m, cluster_n, stages, Arrangement::kSwapped});
+#define HOPGEMM_NARROW(...) \
+  if (b == Major::kK) HOPGEMM_SWAPPED(__VA_ARGS__)
 #include "config/instances.def"
 #undef HOPGEMM_SHAPE
+#undef HOPGEMM_SWAPPED
+#undef HOPGEMM_NARROW
       }
     }
   }

@@ -26,9 +26,11 @@ int failed = 0;
 template <class Hw> void test(const char* name, int seeds, bool is_mutant) {
   constexpr KernelConfig kConfig = Hw::kKernelConfig;
   Case c;
-  c.m = 2 * kConfig.tile_m * kConfig.cluster_m + 8, c.n = kConfig.tile_n + 24,
+  constexpr KernelConfig kCalled = as_called(kConfig);
+  c.m = 2 * kCalled.tile_m * kCalled.cluster_m + 8, c.n = kCalled.tile_n + 24,
   c.k = (kConfig.num_stages + 2) * kTileK - 24;
-  c.out = kConfig.dtype, c.num_ctas = 2 * cluster_size(kConfig);
+  if (is_swapped(kConfig)) c.schedule.split = 2;
+  c.out = kConfig.dtype, c.num_ctas = 2 * cluster_size(kConfig, c.schedule.split);
   Product product(kConfig, c, 1);
   product.find_races = false;
   int raced = 0, failures = 0;
@@ -50,6 +52,7 @@ constexpr KernelConfig kCoopCluster{
     DType::kF16, Major::kMN, Major::kK, 128, 64, 1, 2, 3, Arrangement::kCooperative};
 constexpr KernelConfig kPingCluster{DType::kBF16,          Major::kK, Major::kMN, 64, 64, 2, 1, 2,
                                     Arrangement::kPingpong};
+constexpr KernelConfig kSwap{DType::kF16, Major::kMN, Major::kK, 128, 16, 1, 1, 2, Arrangement::kSwapped};
 template <KernelConfig kConfig, Mutant kMutant> using Broken = MutantHw<EmulatedHw<kConfig>, kMutant>;
 
 }  // namespace
@@ -59,6 +62,8 @@ int tsan_test(int seeds) {
   test<EmulatedHw<kPing>>("ping-pong", seeds, false);
   test<EmulatedHw<kCoopCluster>>("cooperative, cluster 1x2", seeds, false);
   test<EmulatedHw<kPingCluster>>("ping-pong, cluster 2x1", seeds, false);
+  test<EmulatedHw<kSwap>>("swapped, K split in two", seeds, false);
+  test<Broken<kSwap, Mutant::kSumsSentTooEarly>>("mutant: sums sent before the last were read", seeds, true);
   test<Broken<kCoop, Mutant::kReleaseBeforeWait>>("mutant: stage released before the wgmma wait", seeds,
                                                   true);
   test<Broken<kPing, Mutant::kNoWaitForOldGroup>>("mutant: stage released after one wgmma too few", seeds,

@@ -1,5 +1,6 @@
-// A host stand-in for the kernel, for tests only: the CUDA handler's attributes, operands and Problem, then a
-// naive strided product with fp32 sums and one rounding. Counts its calls and remembers the last one.
+// A host stand-in for the kernel, for tests only: the CUDA handler's attributes, operands, Problem and plan
+// (on an H200), then a naive strided product with fp32 sums and one rounding. Counts its calls and remembers
+// the last one.
 #include <cstdint>
 #include <cstring>
 #include <mutex>
@@ -67,16 +68,18 @@ void multiply(const Problem& p, void* d) {
 ffi::Error matmul(std::string_view spec, std::string_view epilogue, std::string_view config, float alpha,
                   float beta, int64_t sm_limit, bool batch_invariant, ffi::RemainingArgs args,
                   ffi::RemainingRets rets) {
+  const Attributes attributes{spec, epilogue, config, alpha, beta, sm_limit, batch_invariant};
   Call call;
-  if (Status s = read_call(spec, epilogue, args, rets, call); !s.ok()) return error_of(s);
-  call.problem.alpha = alpha, call.problem.beta = beta;
+  Plan plan;
+  if (Status s = read_call(attributes, args, rets, call); !s.ok()) return error_of(s);
+  if (Status s = plan_call(call, config, h200_facts(), plan); !s.ok()) return error_of(s);
   std::memset(call.workspace, 0x7f, static_cast<size_t>(call.workspace_bytes));  // it is ours to write
   multiply(call.problem, call.d);
   const std::lock_guard lock(g_mutex);
   ++g_calls;
   g_last = std::string(spec) + ";" + std::string(epilogue) + ";" + std::string(config) + ";" +
            std::to_string(sm_limit) + ";" + std::to_string(batch_invariant) + ";" +
-           std::to_string(call.workspace_bytes);
+           std::to_string(call.workspace_bytes) + ";" + plan.config;
   return ffi::Error::Success();
 }
 
@@ -84,20 +87,11 @@ ffi::Error matmul(std::string_view spec, std::string_view epilogue, std::string_
 }  // namespace hopgemm::xla_call
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(host_matmul, hopgemm::xla_call::matmul,
-                              xla::ffi::Ffi::Bind()
-                                  .Attr<std::string_view>("spec")
-                                  .Attr<std::string_view>("epilogue")
-                                  .Attr<std::string_view>("config")
-                                  .Attr<float>("alpha")
-                                  .Attr<float>("beta")
-                                  .Attr<int64_t>("sm_limit")
-                                  .Attr<bool>("batch_invariant")
-                                  .RemainingArgs()
-                                  .RemainingRets(),
+                              hopgemm::xla_call::bind_call(xla::ffi::Ffi::Bind()),
                               {xla::ffi::Traits::kCmdBufferCompatible});
 
 extern "C" int64_t host_calls() { return hopgemm::xla_call::g_calls; }
-// "spec;epilogue;config;sm_limit;batch_invariant;workspace_bytes" of the last call.
+// "spec;epilogue;config;sm_limit;batch_invariant;workspace_bytes;planned config" of the last call.
 extern "C" const char* host_last() { return hopgemm::xla_call::g_last.c_str(); }
 
 // The Problem that labels and shapes make, as text; `dims` holds all operands' dimensions one after the

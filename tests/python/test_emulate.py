@@ -9,7 +9,7 @@ import pytest
 from hopgemm import _emulate, _verify
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
-SMALL = "bf16_kn_64x64x64_c1x1_s12_pingpong"
+SMALL = "bf16_kn_64x128x64_c1x1_s8_pingpong"
 
 
 def integers(seed, shape, dtype=BF16):
@@ -63,8 +63,8 @@ def test_a_named_config_and_its_log():
     assert first.events == again.events != other.events
     loads = [e for e in first.events if e.what == "load"]
     assert {e.role for e in loads} == {"producer"}
-    assert len(loads) == 2 * 2 * 2  # two operands, two tiles, two steps of K
-    assert sum(e.what == "store" for e in first.events) == 2
+    assert len(loads) == 3 * 2 * 2  # a box of A and two of B, two tiles, two steps of K
+    assert sum(e.what == "store" for e in first.events) == 2 * 2  # two pieces of two tiles
     assert not _emulate.emulate(a, b, log=False).events
 
 
@@ -111,7 +111,7 @@ def test_verify_sees_a_wrong_number(monkeypatch, capsys):
 
     monkeypatch.setattr(_verify, "emulate", wrong)
     assert _verify.main(["--config", SMALL, "--json"]) == 1
-    assert "wrong number at [68, 66]" in json.loads(capsys.readouterr().out)["instances"][0]["failure"]
+    assert "wrong number at [68, 130]" in json.loads(capsys.readouterr().out)["instances"][0]["failure"]
 
 
 def test_verify_command_line(capsys):

@@ -12,7 +12,14 @@ import pytest
 import hopgemm
 
 PACKAGE = Path(hopgemm.__file__).parent
-BINARIES = ("libhopgemm.so", "libhopgemm_emulator.so", "_core.abi3.so", "_torch_ops.so")
+BINARIES = (
+    "libhopgemm.so",
+    "libhopgemm_emulator.so",
+    "_core.abi3.so",
+    "_rungs.abi3.so",
+    "_torch_ops.so",
+    "_trace_core.abi3.so",
+)
 
 # Part of every glibc system (manylinux), plus our own.
 ALLOWED_LIBRARIES = {
@@ -46,7 +53,8 @@ def test_files():
         f"hopgemm/{name}" for name in (*BINARIES, "_core.pyi", "py.typed", "include/hopgemm/gemm.h")
     } <= files
     kinds = {Path(file).suffix for file in files if file.startswith("hopgemm/")}
-    assert kinds == {".h", ".py", ".pyi", ".so", ".typed"} | kinds & {".pyc"}  # pip compiles what it installs
+    # pip compiles what it installs
+    assert kinds == {".h", ".html", ".py", ".pyi", ".so", ".typed"} | kinds & {".pyc"}
 
 
 def test_metadata():

@@ -159,6 +159,49 @@ def test_every_config(config):
     assert (buffer[333 * 1001 :] == CANARY).all()
 
 
+@pytest.mark.parametrize("split", [2, 4, 8])
+@pytest.mark.parametrize("config", [c for c in _core.configs() if c.endswith("_swap")])
+def test_every_split(config, split):
+    """Unequal parts of K, bands out of range, more tiles than clusters; the epilogue; the same bits again."""
+    if split * int(config.split("_c1x")[1][0]) > 8:
+        with pytest.raises(ValueError, match="splits K"):
+            hopgemm.matmul(*ones(config, 64, 64, 1024), config=f"{config}+split{split}")
+        return
+    dtype = torch.bfloat16 if config.startswith("bf16") else torch.float16
+    majors, name = config.split("_")[1], f"{config}+split{split}"
+    sweep = Sweep()
+    for m, n, k in [(8, 16, 64 * split), (17, 129, 64 * split + 8), (33, 9000, 1096), (130, 700, 2048)]:
+        for padded, out_dtype in ((True, None), (True, torch.float32)):
+            sweep.case(m, n, k, dtype, majors, padded, out_dtype, name)
+    sweep.finish(both_paths=False)
+    a = operand(50, 1000, dtype, majors[0] == "k", True)
+    b = operand(1000, 300, dtype, majors[1] == "n", True)
+    c, bias = operand(50, 300, dtype, True, True), operand(1, 300, torch.float32, True, False)[0]
+    want = (2 * c.float() - a.float() @ b.float() + bias).to(dtype)
+    assert torch.equal(hopgemm.matmul(a, b, c=c, bias=bias, alpha=-1.0, beta=2.0, config=name), want)
+    a, b = torch.randn_like(a), torch.randn_like(b)
+    first = hopgemm.matmul(a, b, out_dtype=torch.float32, config=name)
+    for _ in range(20):  # whichever part arrives first
+        assert torch.equal(hopgemm.matmul(a, b, out_dtype=torch.float32, config=name), first)
+
+
+def ones(config, m, n, k):
+    """Operands of ones that fit a config's dtype and majors."""
+    dtype = torch.bfloat16 if config.startswith("bf16") else torch.float16
+    majors = config.split("_")[1]
+    a = (
+        torch.ones(m, k, device="cuda", dtype=dtype)
+        if majors[0] == "k"
+        else torch.ones(k, m, device="cuda", dtype=dtype).t()
+    )
+    b = (
+        torch.ones(k, n, device="cuda", dtype=dtype)
+        if majors[1] == "n"
+        else torch.ones(n, k, device="cuda", dtype=dtype).t()
+    )
+    return a, b
+
+
 @pytest.mark.parametrize(
     "schedule", ["+n8", "+m1", "+m3", "+m8+k8", "+n4+k3", "+m16+k8+ctas128", "+ctas2", "+af+bl+df"]
 )

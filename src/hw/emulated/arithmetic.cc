@@ -112,21 +112,24 @@ void Role::require_accumulator() {
 
 void Role::scale_tile(float* acc, const EpilogueParams& e, const Tile& t) {
   require_accumulator();
-  const DType half = config().dtype;
-  const EpilogueMatrix &c = e.c, &bias = e.bias;
-  const int64_t c_base = t.batch_inner * c.batch_inner_stride + t.batch_outer * c.batch_outer_stride;
-  const int64_t bias_base = t.batch_inner * bias.batch_inner_stride + t.batch_outer * bias.batch_outer_stride;
-  for (int i = 0; i < consumer_m(config()); ++i) {
+  for (int i = 0; i < consumer_m(config()); ++i)
     for (int j = 0; j < config().tile_n; ++j) {
       float& value = acc[i * config().tile_n + j];
-      const int64_t m = t.m + i, n = t.n + j;
-      value *= e.alpha;
-      if (m >= e.m || n >= e.n) continue;
-      if (c.data)
-        value = std::fma(e.beta, element(c, half, c_base + m * c.row_stride + n * c.col_stride), value);
-      if (bias.data) value += element(bias, half, bias_base + m * bias.row_stride + n * bias.col_stride);
+      value = scale_element(e, t, t.m + i, t.n + j, value);
     }
-  }
+}
+
+// What lies outside the result is not read.
+float Role::scale_element(const EpilogueParams& e, const Tile& t, int m, int n, float value) const {
+  value *= e.alpha;
+  if (m >= e.m || n >= e.n) return value;
+  auto at = [&](const EpilogueMatrix& x) {
+    return element(x, config().dtype,
+                   t.batch_inner * x.batch_inner_stride + t.batch_outer * x.batch_outer_stride +
+                       m * x.row_stride + n * x.col_stride);
+  };
+  if (e.c.data) value = std::fma(e.beta, at(e.c), value);
+  return e.bias.data ? value + at(e.bias) : value;
 }
 
 void Role::round_tile(const float* acc, uint16_t* rounded) {

@@ -39,6 +39,7 @@ template <KernelConfig kConfig> class EmulatedHw : public emulated::Role {
     store_piece(e, slot, kColumns, m, n, t);
   }
   template <int kPending> void store_wait_read() { wait_stores_read(kPending); }
+  void send_sums(const Accumulator& acc, int split) { send_tile(&acc.v[0][0], split); }
 };
 
 // What gemm_kernel does, a fiber for each role. `Hw` is EmulatedHw, or wraps it.
@@ -54,7 +55,7 @@ template <class Hw> emulated::Result emulate(const emulated::Launch& launch) {
       machine.add(std::move(role),
                   kStackBytes + sizeof(typename Hw::Accumulator) + sizeof(typename Hw::Rounded),
                   [&hw, &launch] {
-                    enter(hw);
+                    enter(hw, launch.params.split);
                     if (hw.consumer() >= 0) consume(hw, launch.params);
                     else produce(hw, launch.params);
                     leave(hw);

@@ -58,6 +58,7 @@ Launch make_launch(const NormalProblem& p, const Config& config, int num_ctas) {
   params.grid =
       make_tile_grid(config, p.m, p.n, static_cast<int>(p.batch_inner), static_cast<int>(p.batch_outer));
   params.k_tiles = ceil_div(p.k, kTileK);
+  params.split = config.schedule.split;
   params.a_batch_inner = p.a.batch_inner_stride != 0, params.a_batch_outer = p.a.batch_outer_stride != 0;
   params.b_batch_inner = p.b.batch_inner_stride != 0, params.b_batch_outer = p.b.batch_outer_stride != 0;
   params.a_policy = params.b_policy = params.d_policy = CachePolicy::kNormal;

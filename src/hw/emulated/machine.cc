@@ -36,14 +36,15 @@ std::string text(const char* format, ...) {
 Machine::Machine(const Launch& launch)
     : launch_(launch),
       config_(launch.config),
-      agents_per_cta_(kLoadAgent + operand_bytes(config_) / kLoadBytes),
+      agents_per_cta_(kLoadAgent + operand_bytes(config_) / load_bytes(config_)),
       random_(launch.seed) {
-  const int size = cluster_size(config_), bytes = barrier_offset(config_, num_barriers(config_));
+  const int size = cluster_size(config_, launch.params.split),
+            bytes = barrier_offset(config_, num_barriers(config_));
   for (int i = 0; i < launch.num_ctas; ++i) {
     Cta cta;
     cta.index = i, cta.rank = i % size, cta.first = i / size * size;
     cta.smem.assign(bytes, kPoison);
-    cta.staged.assign(kNumConsumers * kStagingSlots * kStagingBytes, kPoison);
+    cta.staged.assign(result_bytes(config_), kPoison);
     cta.history.resize(bytes / kAtomBytes);
     cta.releases.resize(config_.num_stages);
     ctas_.push_back(std::move(cta));
@@ -201,14 +202,16 @@ std::string Machine::describe(const Role& role) const {
                        role.consumer_ < 0 ? "producer"
                        : role.consumer_   ? "consumer 1"
                                           : "consumer 0");
-  int number = role.k_steps_ / launch_.params.k_tiles;
+  const int steps =
+      k_steps(launch_.params.k_tiles, launch_.params.split, split_index(config_, role.cta_.rank)).count;
+  int number = role.k_steps_ / steps;
   if (role.consumer_ >= 0 && !is_cooperative(config_)) number = number * kNumConsumers + role.consumer_;
   const int index = role.Role::cluster() + number * role.Role::num_clusters();
   if (index >= launch_.params.grid.num_blocks) return s;
   const Block b = block_at(launch_.params.grid, index);
   return s + text(" [tile m %d n %d batch %d %d, k step %d]", b.m * config_.cluster_m * config_.tile_m,
                   b.n * config_.cluster_n * config_.tile_n, b.batch_inner, b.batch_outer,
-                  role.k_steps_ % launch_.params.k_tiles);
+                  role.k_steps_ % steps);
 }
 
 std::string Machine::describe(const Epoch& e, const Cta& cta) const {
@@ -225,7 +228,9 @@ std::string Machine::barrier_name(uint32_t offset) const {
   const int index = (static_cast<int>(offset) - barrier_offset(config_, 0)) / 8, stages = config_.num_stages;
   if (index < 0 || index >= num_barriers(config_)) return text("the barrier at %u", offset);
   if (index < stages) return text("full[%d]", index);
-  return index < 2 * stages ? text("empty[%d]", index - stages) : text("turn[%d]", index - 2 * stages);
+  if (index < 2 * stages) return text("empty[%d]", index - stages);
+  if (index < sums_full_index(config_)) return text("turn[%d]", index - 2 * stages);
+  return index == sums_full_index(config_) ? "sums_full" : "sums_empty";
 }
 
 void Machine::signal(Barrier& b, int arrivals, int64_t bytes, const Clock& clock) {

@@ -2,6 +2,7 @@
 // arrivals and bytes, copy and tensor-core engines that work later, and a scheduler that picks by seed what
 // happens next, as late or as early as the rules allow. Roles, not lanes; what a call means is in hw/hw.h.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <deque>
 #include <map>
@@ -67,15 +68,15 @@ class Random {
 };
 
 // Agents of a CTA: its roles, its consumers' tensor cores, the readers of its staging slots, and the writers
-// of each kLoadBytes of its stages.
+// of each load_bytes() of its stages.
 inline constexpr int kProducer = kNumConsumers;
 inline constexpr int kMmaAgent = kProducer + 1;
 inline constexpr int kStoreAgent = kMmaAgent + kNumConsumers;
 inline constexpr int kLoadAgent = kStoreAgent + kNumConsumers * kStagingSlots;
-inline constexpr int kLoadBytes = 4096;
+constexpr int load_bytes(const KernelConfig& c) { return std::min(4096, b_stage_bytes(c) / c.cluster_m); }
 
 inline constexpr uint8_t kPoison = 0xFF;  // NaN in every type
-constexpr int operand_bytes(const KernelConfig& c) { return staging_offset(c, 0, 0); }
+constexpr int operand_bytes(const KernelConfig& c) { return result_offset(c); }
 
 // Phases are counted, although a wait names a parity only. `tx` may be below zero: bytes may land before they
 // are announced.

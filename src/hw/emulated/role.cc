@@ -17,11 +17,14 @@ Role::Role(Machine& machine, int cta, int consumer)
 
 const KernelConfig& Role::config() const { return machine_.config_; }
 const Launch& Role::launch() const { return machine_.launch_; }
-int Role::cluster() const { return cta_.index / cluster_size(config()); }
-int Role::num_clusters() const { return launch().num_ctas / cluster_size(config()); }
+int Role::cluster_ctas() const { return cluster_size(config(), launch().params.split); }
+int Role::cluster() const { return cta_.index / cluster_ctas(); }
+int Role::num_clusters() const { return launch().num_ctas / cluster_ctas(); }
 int Role::cta_rank() const { return cta_.rank; }
 uint32_t Role::full(int stage) const { return barrier_offset(config(), full_index(config(), stage)); }
 uint32_t Role::empty(int stage) const { return barrier_offset(config(), empty_index(config(), stage)); }
+uint32_t Role::sums_full() const { return barrier_offset(config(), sums_full_index(config())); }
+uint32_t Role::sums_empty() const { return barrier_offset(config(), sums_empty_index(config())); }
 uint32_t Role::turn(int consumer) const { return barrier_offset(config(), turn_index(config(), consumer)); }
 
 void Role::log(const char* what, int where, int64_t value) {
@@ -136,7 +139,7 @@ void Role::meet(Meeting& meeting, int participants) {
 }
 void Role::cta_sync() { meet(machine_.cta_meetings_[cta_.index], kNumConsumers + 1); }
 void Role::cluster_sync() {
-  meet(machine_.cluster_meetings_[cluster()], (kNumConsumers + 1) * cluster_size(config()));
+  meet(machine_.cluster_meetings_[cluster()], (kNumConsumers + 1) * cluster_ctas());
 }
 
 void Role::wait(uint32_t offset, uint32_t parity) {
@@ -189,18 +192,20 @@ void Role::arrive_cluster(uint32_t offset, uint32_t mask) {
     machine_.signal(find(cta_, offset, clock_, "arrives on"), 1, 0, waited_);
     return;
   }
-  for (int rank = 0; rank < cluster_size(config()); ++rank) {
-    if (!(mask >> rank & 1)) continue;
-    ++arrives_in_flight_;
-    issue(JobKind::kArrive, agent_,
-          [this, offset, rank, known = waited_, own = Epoch{agent_, tick_}](Job& job) {
-            Barrier& b = find(machine_.ctas_[cta_.first + rank], offset, job.clock, "arrives on");
-            b.remote.join(own);
-            machine_.signal(b, 1, 0, known);
-            --arrives_in_flight_;
-            return true;
-          });
-  }
+  for (int rank = 0; rank < cluster_ctas(); ++rank)
+    if (mask >> rank & 1) arrive_remote(offset, rank, waited_);
+}
+
+// An arrival on its way to a CTA of the cluster; it tells what `known` knows.
+void Role::arrive_remote(uint32_t offset, int rank, const Clock& known) {
+  ++arrives_in_flight_;
+  issue(JobKind::kArrive, agent_, [this, offset, rank, known, own = Epoch{agent_, tick_}](Job& job) {
+    Barrier& b = find(machine_.ctas_[cta_.first + rank], offset, job.clock, "arrives on");
+    b.remote.join(own);
+    machine_.signal(b, 1, 0, known);
+    --arrives_in_flight_;
+    return true;
+  });
 }
 
 // ---- copies in --------------------------------------------------------------------------------------------
@@ -218,14 +223,14 @@ void Role::load_box(const TensorMap& map, int offset, uint32_t barrier, const in
   log("load", offset, map.box_rows * kSwizzleBytes);
   check_map(map);
   const int whole = map.box_rows * kSwizzleBytes;
-  const int half = (whole / 2 + kLoadBytes - 1) / kLoadBytes * kLoadBytes;
-  for (int rank = 0; rank < cluster_size(config()); ++rank) {
+  const int half = (whole / 2 + load_bytes(config()) - 1) / load_bytes(config()) * load_bytes(config());
+  for (int rank = 0; rank < cluster_ctas(); ++rank) {
     if (!(mask >> rank & 1)) continue;
     Cta& to = machine_.ctas_[cta_.first + rank];
     for (int part = 0; part < whole; part += half) {
       const int bytes = std::min(half, whole - part), place = offset + part;
       const std::array<int, 4> corner{at[0], at[1] + part / kSwizzleBytes, at[2], at[3]};
-      const int agent = machine_.first_agent(to) + kLoadAgent + place / kLoadBytes;
+      const int agent = machine_.first_agent(to) + kLoadAgent + place / load_bytes(config());
       issue(JobKind::kLoad, agent, [this, &map, &to, place, bytes, corner, barrier](Job& job) {
         load_rows(map, to, place, corner, bytes / kSwizzleBytes, job);
         Clock known = job.clock;
@@ -394,6 +399,80 @@ void Role::store_piece(const EpilogueParams& e, int slot, int columns, int m, in
     }
   }
   stores_.push_back({Clock(), true, true});
+}
+
+// ---- partial sums -----------------------------------------------------------------------------------------
+
+int Role::split_rank(int index) const {
+  return cta_.rank % cluster_size(config()) + index * cluster_size(config());
+}
+
+// Ordinary writes into a peer's shared memory; its arrival tells of them.
+void Role::send_tile(const float* acc, int split) {
+  sometimes_pause();
+  require_accumulator();
+  constexpr int kBandsPerConsumer = kExchangeSlots / kNumConsumers;
+  for (int i = 0; i < kBandsPerConsumer; ++i) {
+    const int band = consumer_ * kBandsPerConsumer + i, owner = split_rank(band_owner(band, split));
+    Cta& to = machine_.ctas_[cta_.first + owner];
+    const int offset =
+        exchange_offset(config(), exchange_slot(band, split_index(config(), cta_.rank), split));
+    log("send_sums", offset, owner);
+    access(to, offset, exchange_slot_bytes(config()), true, {agent_, tick_}, clock_, "sent sums are written");
+    for (int row = 0; row < kBandRows; ++row) {
+      for (int col = 0; col < config().tile_n; ++col) {
+        uint8_t* const place = &to.smem[offset + exchange_byte(row, col)];
+        tsan::write(place, sizeof(float));
+        std::memcpy(place, &acc[(i * kBandRows + row) * config().tile_n + col], sizeof(float));
+      }
+    }
+    arrive_remote(sums_full(), owner, clock_);
+  }
+}
+
+void Role::reduce_sums(const EpilogueParams& e, const Tile& t, int split) {
+  sometimes_pause();
+  const int own = split_index(config(), cta_.rank);
+  log("reduce_sums", own, split);
+  for (int slot = 0; slot < kExchangeSlots; ++slot)
+    access(cta_, exchange_offset(config(), slot), exchange_slot_bytes(config()), false, {agent_, tick_},
+           clock_, "sums are read");
+  for (int i = 0; i < exchange_units(config(), split); ++i) {
+    if (i / kWarpgroup % kNumConsumers != consumer_) continue;
+    const ExchangeUnit unit = exchange_unit(config(), own, split, i);
+    for (int row = unit.row; row < unit.row + kUnitRows; ++row) {
+      float sum = 0;
+      for (int source = 0; source < split; ++source) {
+        uint8_t* const place = &cta_.smem[exchange_offset(config(), exchange_slot(unit.band, source, split)) +
+                                          exchange_byte(row, unit.col)];
+        tsan::read(place, sizeof(float));
+        float part;
+        std::memcpy(&part, place, sizeof part);
+        sum = source == 0 ? part : sum + part;
+      }
+      store_element(e, t, t.m + unit.band * kBandRows + row, t.n + unit.col, sum);
+    }
+  }
+}
+
+void Role::store_element(const EpilogueParams& e, const Tile& t, int m, int n, float value) {
+  if (m >= e.m || n >= e.n) return;
+  claim_box(n, m, t.batch_inner, t.batch_outer);
+  value = scale_element(e, t, m, n, value);
+  const int64_t at = t.batch_inner * e.d.batch_inner_stride + t.batch_outer * e.d.batch_outer_stride +
+                     m * e.d.row_stride + n * e.d.col_stride;
+  const int size = static_cast<int>(size_of(e.d.dtype));
+  char* const to = static_cast<char*>(const_cast<void*>(e.d.data)) + at * size;
+  tsan::write(to, size);
+  const uint16_t rounded = round_to(config().dtype, value);
+  if (e.d.dtype == DType::kF32) std::memcpy(to, &value, sizeof value);
+  else std::memcpy(to, &rounded, sizeof rounded);
+}
+
+void Role::arrive_split(uint32_t offset, int split) {
+  sometimes_pause();
+  log("arrive_split", offset, split);
+  for (int i = 0; i < split; ++i) arrive_remote(offset, split_rank(i), clock_);
 }
 
 void Role::learn_of_stores(int count) {

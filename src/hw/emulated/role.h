@@ -17,6 +17,8 @@ class Role {
   uint32_t full(int stage) const;
   uint32_t empty(int stage) const;
   uint32_t turn(int consumer) const;
+  uint32_t sums_full() const;
+  uint32_t sums_empty() const;
   void init(uint32_t barrier, int arrivals);
   void fence_init();
   void cta_sync();
@@ -25,6 +27,9 @@ class Role {
   void arrive(uint32_t barrier);
   void arrive_expect_tx(uint32_t barrier, int bytes);
   void arrive_cluster(uint32_t barrier, uint32_t mask);
+  void wait_peers(uint32_t barrier, uint32_t parity) { wait(barrier, parity); }
+  void reduce_sums(const EpilogueParams& e, const Tile& t, int split);
+  void arrive_split(uint32_t barrier, int split);
 
   void mma_commit();
   void fence_proxy_async();
@@ -43,6 +48,7 @@ class Role {
   void stage_piece(const void* piece, size_t row_bytes, int slot);
   void store_piece(const EpilogueParams& e, int slot, int columns, int m, int n, const Tile& t);
   void wait_stores_read(int pending);
+  void send_tile(const float* acc, int split);
   const KernelConfig& config() const;
   const Launch& launch() const;
 
@@ -66,6 +72,11 @@ class Role {
   void block(const Blocked& until);
   bool ready() const;
   void meet(Meeting& meeting, int participants);
+  void arrive_remote(uint32_t barrier, int rank, const Clock& known);
+  int cluster_ctas() const;
+  int split_rank(int index) const;
+  void store_element(const EpilogueParams& e, const Tile& t, int m, int n, float value);
+  float scale_element(const EpilogueParams& e, const Tile& t, int m, int n, float value) const;
   void sometimes_pause();
   Job& issue(JobKind kind, int agent, std::function<bool(Job&)> step);
   void published();

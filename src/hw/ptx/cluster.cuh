@@ -11,6 +11,28 @@ __device__ __forceinline__ uint32_t cluster_ctarank() {
   return rank;
 }
 
+// Which cluster of how many; a grid without clusters has clusters of one.
+__device__ __forceinline__ uint32_t clusterid() {
+  uint32_t id;
+  asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(id));
+  return id;
+}
+__device__ __forceinline__ uint32_t nclusterid() {
+  uint32_t count;
+  asm volatile("mov.u32 %0, %%nclusterid.x;" : "=r"(count));
+  return count;
+}
+
+// The address in the shared memory of another CTA of the cluster that `address` is here.
+__device__ __forceinline__ uint32_t mapa(uint32_t address, uint32_t cta) {
+  uint32_t remote;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(cta));
+  return remote;
+}
+__device__ __forceinline__ void st_shared_cluster(uint32_t address, float x) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+}
+
 // All threads of the cluster. Release before, acquire after. Not .aligned: the producer's warp comes here
 // diverged.
 __device__ __forceinline__ void cluster_sync() {
@@ -43,6 +65,14 @@ __device__ __forceinline__ void st_shared_v2(uint32_t address, float x, float y)
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
 }
 
+__device__ __forceinline__ float4 ld_shared_v4(uint32_t address) {
+  float4 x;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(address)
+               : "memory");
+  return x;
+}
 template <class T> __device__ __forceinline__ T ld_shared(uint32_t address);
 template <> __device__ __forceinline__ uint32_t ld_shared(uint32_t address) {
   uint32_t x;

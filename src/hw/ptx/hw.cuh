@@ -30,11 +30,15 @@ template <KernelConfig kConfig> class PtxHw {
         consumer_(consumer),
         thread_(threadIdx.x % kWarpgroup) {}
 
-  __device__ __forceinline__ int cluster() const { return blockIdx.x / cluster_size(kConfig); }
-  __device__ __forceinline__ int num_clusters() const { return gridDim.x / cluster_size(kConfig); }
-  __device__ __forceinline__ int cta_rank() const {
-    return cluster_size(kConfig) > 1 ? ptx::cluster_ctarank() : 0;
+  // A swapped kernel learns of its split at launch; for the others these are constants, which cost no
+  // register.
+  __device__ __forceinline__ int cluster() const {
+    return is_swapped(kConfig) ? ptx::clusterid() : blockIdx.x / cluster_size(kConfig);
   }
+  __device__ __forceinline__ int num_clusters() const {
+    return is_swapped(kConfig) ? ptx::nclusterid() : gridDim.x / cluster_size(kConfig);
+  }
+  __device__ __forceinline__ int cta_rank() const { return has_peers(kConfig) ? ptx::cluster_ctarank() : 0; }
   __device__ __forceinline__ int consumer() const { return consumer_; }
 
   __device__ __forceinline__ bool is_leader() const { return threadIdx.x == 0; }
@@ -64,8 +68,8 @@ template <KernelConfig kConfig> class PtxHw {
     if constexpr (cluster_size(kConfig) == 1) {
       arrive(barrier);
     } else {
-      if (thread_ < cluster_size(kConfig) && (mask >> thread_ & 1))
-        ptx::mbarrier_arrive_cluster(barrier, thread_);
+      constexpr int kMost = is_swapped(kConfig) ? kMaxClusterSize : cluster_size(kConfig);
+      if (thread_ < kMost && (mask >> thread_ & 1)) ptx::mbarrier_arrive_cluster(barrier, thread_);
     }
   }
 
@@ -201,7 +205,107 @@ template <KernelConfig kConfig> class PtxHw {
     if (thread_ == 0) ptx::tma_store_wait<0>();
   }
 
+  // ---- partial sums ----
+  __device__ __forceinline__ uint32_t sums_full() const { return barrier(sums_full_index(kConfig)); }
+  __device__ __forceinline__ uint32_t sums_empty() const { return barrier(sums_empty_index(kConfig)); }
+  __device__ __forceinline__ void wait_peers(uint32_t barrier, uint32_t parity) {
+    ptx::mbarrier_wait_parity_cluster(barrier, parity);
+  }
+  __device__ __forceinline__ void send_sums(const Accumulator& acc, int split) {
+    const int band = consumer_ * 4 + thread_ / 32, lane = thread_ % 32;
+    const int source = split_index(kConfig, cta_rank());
+    const uint32_t owner = split_cta(band_owner(band, split));
+    const uint32_t slot = ptx::mapa(smem_ + exchange_offset(kConfig, exchange_slot(band, source, split)) +
+                                        exchange_byte(lane / 4, lane % 4 * 2),
+                                    owner);
+#pragma unroll
+    for (int i = 0; i < kConfig.tile_n / 2; ++i) {
+      const RowCol at = accumulator_at(0, i);
+      ptx::st_shared_cluster(slot + exchange_byte(at.row, at.col), acc.v[0][i]);
+    }
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive_cluster_release(sums_full(), owner);
+  }
+  __device__ __forceinline__ void reduce_sums(const EpilogueParams& e, const Tile& t, int split) {
+    const int own = split_index(kConfig, cta_rank());
+    for (int i = consumer_ * kWarpgroup + thread_; i < exchange_units(kConfig, split);
+         i += kNumConsumers * kWarpgroup) {
+      const ExchangeUnit unit = exchange_unit(kConfig, own, split, i);
+      const int m = t.m + unit.band * kBandRows + unit.row, n = t.n + unit.col;
+      if (m >= e.m || n >= e.n) continue;
+      alignas(16) float v[kUnitRows];
+      for (int source = 0; source < split; ++source) {
+        const uint32_t from = smem_ + exchange_offset(kConfig, exchange_slot(unit.band, source, split)) +
+                              exchange_byte(unit.row, unit.col);
+        const float4 low = ptx::ld_shared_v4(from), high = ptx::ld_shared_v4(from + 16);
+        const float part[] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+        for (int r = 0; r < kUnitRows; ++r) v[r] = source == 0 ? part[r] : v[r] + part[r];
+      }
+      finish_unit(v, e, t, m, n);
+    }
+  }
+  __device__ __forceinline__ void arrive_split(uint32_t barrier, int split) {
+    if (thread_ < split) ptx::mbarrier_arrive_cluster_release(barrier, split_cta(thread_));
+  }
+
  private:
+  // Rank of the CTA that has this one's tile and part `index` of K.
+  __device__ __forceinline__ int split_cta(int index) const {
+    return cta_rank() % cluster_size(kConfig) + index * cluster_size(kConfig);
+  }
+
+  // Scales 8 rows of one column and writes them: whole 16 bytes where they lie so, else one by one.
+  __device__ __forceinline__ void finish_unit(float (&v)[kUnitRows], const EpilogueParams& e, const Tile& t,
+                                              int m, int n) {
+    const int rows = min(kUnitRows, e.m - m);
+    if (e.scaled) {
+#pragma unroll
+      for (int r = 0; r < kUnitRows; ++r) v[r] *= e.alpha;
+      for (int addend = 0; addend < 2; ++addend) {
+        const EpilogueMatrix x = addend == 0 ? e.c : e.bias;
+        const float factor = addend == 0 ? e.beta : 1.0f;
+        if (!x.data) continue;
+        const int64_t at = element_at(x, t, m, n);
+#pragma unroll
+        for (int r = 0; r < kUnitRows; ++r) {
+          if (r >= rows) break;
+          const float y = x.dtype == DType::kF32
+                              ? static_cast<const float*>(x.data)[at + r * x.row_stride]
+                              : to_float(static_cast<const Half*>(x.data)[at + r * x.row_stride]);
+          v[r] = fmaf(factor, y, v[r]);
+        }
+      }
+    }
+    const int64_t at = element_at(e.d, t, m, n);
+    if (e.d.dtype == DType::kF32) {
+      store_unit(static_cast<float*>(const_cast<void*>(e.d.data)) + at, rows, v);
+    } else {
+      alignas(16) Half rounded[kUnitRows];
+#pragma unroll
+      for (int r = 0; r < kUnitRows; r += 2)
+        *reinterpret_cast<uint32_t*>(&rounded[r]) = round_pair(v[r], v[r + 1]);
+      store_unit(static_cast<Half*>(const_cast<void*>(e.d.data)) + at, rows, rounded);
+    }
+  }
+  __device__ __forceinline__ static int64_t element_at(const EpilogueMatrix& x, const Tile& t, int m, int n) {
+    return t.batch_inner * x.batch_inner_stride + t.batch_outer * x.batch_outer_stride + m * x.row_stride +
+           n * x.col_stride;
+  }
+  // Rows of a swapped kernel's result lie side by side: they are the caller's columns.
+  template <class T>
+  __device__ __forceinline__ static void store_unit(T* d, int rows, const T (&v)[kUnitRows]) {
+    if (rows == kUnitRows && reinterpret_cast<uintptr_t>(d) % 16 == 0) {
+#pragma unroll
+      for (int i = 0; i < static_cast<int>(sizeof v / 16); ++i)
+        reinterpret_cast<uint4*>(d)[i] = reinterpret_cast<const uint4*>(v)[i];
+    } else {
+#pragma unroll
+      for (int r = 0; r < kUnitRows; ++r)
+        if (r < rows) d[r] = v[r];
+    }
+  }
+
   __device__ __forceinline__ uint32_t barrier(int index) const {
     return smem_ + barrier_offset(kConfig, index);
   }

@@ -52,4 +52,30 @@ __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier, uint32
       : "memory");
 }
 
+// Release and acquire at cluster scope, for data that went with the arrival: shared memory of the peers.
+__device__ __forceinline__ void mbarrier_arrive_cluster_release(uint32_t barrier, uint32_t cta) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n"
+      "}" ::"r"(barrier),
+      "r"(cta)
+      : "memory");
+}
+
+__device__ __forceinline__ void mbarrier_wait_parity_cluster(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "wait:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra finish;\n"
+      "bra wait;\n"
+      "finish:\n"
+      "}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
 }  // namespace hopgemm::ptx

@@ -1,0 +1,6 @@
+"""The nanobind module of the ladder's kernels (src/bindings/ladder.cpp)."""
+
+from typing import Any
+
+def rungs() -> list[dict[str, Any]]: ...
+def run(rung: str, a: Any, b: Any, out: Any, stream: int = 0) -> None: ...
