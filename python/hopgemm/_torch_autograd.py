@@ -15,7 +15,8 @@ import torch
 from torch._functorch import autograd_function as functorch
 from torch.autograd import forward_ad
 
-from ._torch_library import LIBRARY, gemm, raw_gemm, raw_mm, raw_mm_backward
+from ._torch_library import LIBRARY, Args, gemm, raw_gemm, raw_mm, raw_mm_backward
+from ._torch_sharding import flattens_in_place, register_if_used
 from ._torch_transforms import autocast
 
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))  # types that nothing intercepts
@@ -49,6 +50,7 @@ def product(
     """
     # The order matters: Dynamo stops at the first.
     if is_compiling() or type(a) not in PLAIN or type(b) not in PLAIN or is_intercepted():
+        register_if_used()
         return gemm(a, b, c, bias, alpha, beta, out_dtype, config, sm_limit, batch_invariant)
     if is_grad_enabled() and (
         a.requires_grad
@@ -99,7 +101,9 @@ def _grad_b(a: torch.Tensor, grad: torch.Tensor, shape: torch.Size, **options: A
 
 
 def _rows_fold(t: torch.Tensor) -> bool:
-    """Are all rows of `t` one matrix without a copy?"""
+    """Are all rows of `t` one matrix without a copy, or a gather of shards?"""
+    if not flattens_in_place(t):
+        return False
     pairs = zip(t.shape[1:-1], t.stride()[:-2], t.stride()[1:-1], strict=True)
     return all(outer == size * inner for size, outer, inner in pairs)
 
@@ -225,23 +229,11 @@ def _redispatch_levels(keyset: Any, grad: bool, forward: bool, *args: Any) -> to
         return _redispatch(keyset, *args)
 
 
-def _autograd(
-    keyset: Any,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    out_dtype: torch.dtype | None = None,
-    config: str = "",
-    sm_limit: int = 0,
-    batch_invariant: bool = False,
-) -> torch.Tensor:
-    args = (a, b, c, bias, alpha, beta, out_dtype, config, sm_limit, batch_invariant)
+def _autograd(keyset: Any, *given: Any) -> torch.Tensor:
+    args = Args(*given)
     keyset = keyset & torch._C._after_autograd_keyset
     grad = is_grad_enabled()
-    if not ((grad and torch._C._any_requires_grad(a, b, c, bias)) or forward_ad._current_level >= 0):
+    if not ((grad and torch._C._any_requires_grad(*args[:4])) or forward_ad._current_level >= 0):
         return _redispatch(keyset, *args)
     if not are_transforms_active():
         return _apply(functools.partial(_redispatch, keyset), *args)

@@ -70,21 +70,23 @@ def check_config(config: Any) -> str:
     return config
 
 
-def check_flag(name: str, value: Any) -> bool:
+def check_flag(name: str, value: Any, function: str = "matmul") -> bool:
     """TypeError unless this is True or False: the string "0" would count as true."""
     if not isinstance(value, bool):
         raise TypeError(
-            f"hopgemm.matmul: {name} is {value!r} ({type(value).__name__}); it must be a bool or None"
+            f"hopgemm.{function}: {name} is {value!r} ({type(value).__name__}); it must be a bool or None"
         )
     return value
 
 
-def check_sm_limit(sm_limit: Any) -> int:
+def check_sm_limit(sm_limit: Any, function: str = "matmul") -> int:
     """TypeError unless this is an integer, ValueError if it is negative."""
     if isinstance(sm_limit, bool) or not isinstance(sm_limit, int):
-        raise TypeError(f"hopgemm.matmul: sm_limit is a {type(sm_limit).__name__}; it must be an int or None")
+        raise TypeError(
+            f"hopgemm.{function}: sm_limit is a {type(sm_limit).__name__}; it must be an int or None"
+        )
     if sm_limit < 0:
-        raise ValueError(f"hopgemm.matmul: sm_limit is {sm_limit}; it must be 0 (all SMs) or positive")
+        raise ValueError(f"hopgemm.{function}: sm_limit is {sm_limit}; it must be 0 (all SMs) or positive")
     return sm_limit
 
 

@@ -8,10 +8,12 @@ every partial sum is exact in fp32; else the order of summation is torch's.
 # mypy: disable-error-code="no-untyped-call,no-any-return"
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ._torch_checks import check_out, check_tensors
-from ._torch_library import LIBRARY
+from ._torch_library import LIBRARY, Args
 
 
 def product(
@@ -49,39 +51,20 @@ def _wide() -> torch.dtype:
     return torch.float32 if exact else torch.float64
 
 
-def _gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    out_dtype: torch.dtype | None = None,
-    config: str = "",
-    sm_limit: int = 0,
-    batch_invariant: bool = False,
-) -> torch.Tensor:
-    check_tensors(a, b, c, bias, out_dtype)
-    if c is None and beta != 0:
-        raise ValueError(f"hopgemm.matmul: beta is {beta} but c is None; pass c, or beta=0")
-    return product(a, b, c, bias, alpha, beta, out_dtype, _wide())
+def _gemm(*given: Any) -> torch.Tensor:
+    args = Args(*given)
+    check_tensors(args.a, args.b, args.c, args.bias, args.out_dtype)
+    if args.c is None and args.beta != 0:
+        raise ValueError(f"hopgemm.matmul: beta is {args.beta} but c is None; pass c, or beta=0")
+    return product(*args[:7], _wide())
 
 
-def _gemm_out(
-    out: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    config: str = "",
-    sm_limit: int = 0,
-    batch_invariant: bool = False,
-) -> None:
-    added = out if c is None and beta != 0 else c
-    check_out(out, check_tensors(a, b, added, bias, out.dtype), a, b, c, bias)
-    out.copy_(product(a, b, added, bias, alpha, beta, out.dtype, _wide()))
+def _gemm_out(out: torch.Tensor, *given: Any) -> None:
+    args = Args(*given[:6])  # then options, which mean nothing here
+    added = out if args.c is None and args.beta != 0 else args.c
+    shape = check_tensors(args.a, args.b, added, args.bias, out.dtype)
+    check_out(out, shape, args.a, args.b, args.c, args.bias)
+    out.copy_(product(*args._replace(c=added, out_dtype=out.dtype)[:7], _wide()))
 
 
 def _mm_bias(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

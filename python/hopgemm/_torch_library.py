@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from . import _core
 
+# Beside the module `_core`, not beside this file: in an editable install they lie in different folders.
+SHARED_LIBRARY = str(Path(_core.__file__).with_name("_torch_ops.so"))
+
 
 def _load() -> None:
-    # Beside the module `_core`, not beside this file: in an editable install they lie in different folders.
-    operators = ctypes.CDLL(str(Path(_core.__file__).with_name("_torch_ops.so")))
+    operators = ctypes.CDLL(SHARED_LIBRARY)
     register = operators.hopgemm_register_torch_ops
     register.restype = ctypes.c_char_p
     error = register()
@@ -39,3 +42,18 @@ raw_mm = torch.ops.hopgemm._mm.default._op
 raw_mm_bias = torch.ops.hopgemm._mm_bias.default._op
 raw_mm_out = torch.ops.hopgemm._mm_out.default._op
 raw_mm_backward = torch.ops.hopgemm._mm_backward.default._op
+
+
+class Args(NamedTuple):
+    """The arguments of `gemm`, of which the dispatcher drops trailing ones that equal their defaults."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    c: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    alpha: float = 1.0
+    beta: float = 0.0
+    out_dtype: torch.dtype | None = None
+    config: str = ""
+    sm_limit: int = 0
+    batch_invariant: bool = False

@@ -14,6 +14,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from . import torch as _frontend  # the module, for what it defines later: they import each other
 from ._torch_autograd import PLAIN, is_autocast_on
 from ._torch_checks import OPERAND_DTYPES
+from ._torch_main_grad import linear_into_main_grad, wants_main_grad
+from ._torch_sharding import is_dtensor
 
 _MAX_DIMS = 8  # of an operand of matmul: 6 batch dimensions and a matrix
 
@@ -27,11 +29,24 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     Differentiable as matmul.
 
     All else is left to torch's own F.linear, errors included: other dtypes (float32, float64, mixed ones),
-    other GPUs (with one warning), sparse and nested tensors, DTensor and other wrapper subclasses, 1-D
+    other GPUs (with one warning), sparse and nested tensors, wrapper subclasses other than DTensor, 1-D
     weights.
 
     Under autocast the region's dtype counts: float32 parameters are cast, used by the kernel, and get float32
     gradients; a float32 bias is added as it is.
+
+    DTensors run the kernel on their shards, as torch.distributed.tensor.parallel lays them out: columns,
+    rows, a shard of x's rows, and sums that wait for an all-reduce, without a gather.
+
+    A weight with an attribute `main_grad`, a float32 tensor of its shape (as Megatron has it), gets its
+    gradient there: the kernel adds the unrounded float32 sums to the buffer, and `weight.grad` stays None.
+
+        for p in model.parameters():
+            p.main_grad = torch.zeros_like(p, dtype=torch.float32)
+
+    Zero it between steps and let the optimizer read it. That is for eager code and first derivatives: no
+    torch.compile, no torch.func. Hooks of the weight see no gradient, so DistributedDataParallel does not
+    reduce it: reduce main_grad yourself.
 
     Args:
         x: (..., K), any rank and strides.
@@ -42,10 +57,16 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         (..., N), contiguous where the kernel ran.
 
     Raises:
-        TypeError: 16-bit tensors on different devices.
+        TypeError: 16-bit tensors on different devices; a main_grad that is no float32 tensor on weight's
+            device, or beside an x that is left to torch.
+        ValueError: a main_grad that has not weight's shape.
+        RuntimeError: a main_grad in a compiled call.
         RuntimeError, TypeError: torch's own, from F.linear, for everything else.
     """
-    if not _kernel_takes(x, weight, bias):
+    kernel_takes = _kernel_takes(x, weight, bias)
+    if wants_main_grad(weight):
+        return linear_into_main_grad(x, weight, bias, kernel_takes)
+    if not kernel_takes:
         return F.linear(x, weight, bias)
     if x.dim() <= _MAX_DIMS:
         return _frontend.matmul(x, weight.mT, bias=bias)
@@ -58,7 +79,8 @@ class Linear(torch.nn.Linear):
 
     The same constructor, parameters, initialization, state dict and repr, and an instance of
     torch.nn.Linear. bfloat16 and float16, or an autocast region of them, go to the kernel; float32 and
-    whatever else it does not take goes to torch's own F.linear. `hopgemm.torch.linear` has the exact rule.
+    whatever else it does not take goes to torch's own F.linear. `hopgemm.torch.linear` has the exact rule,
+    and what it does with a `weight.main_grad`.
 
         layer = hopgemm.torch.Linear(4096, 1024, dtype=torch.bfloat16, device="cuda")
         y = layer(x)  # x (..., 4096) bfloat16 -> y (..., 1024) bfloat16
@@ -89,9 +111,10 @@ def _kernel_takes(x: Any, weight: Any, bias: Any) -> bool:
 
 
 def _is_dense(t: Any) -> bool:
-    """Is this a strided tensor, and no wrapper around others (DTensor, a quantized weight)?"""
-    if type(t) not in PLAIN and (not isinstance(t, torch.Tensor) or is_traceable_wrapper_subclass(t)):
-        return False
+    """Is this a strided tensor or DTensor, and no other wrapper around tensors (a quantized weight)?"""
+    if type(t) not in PLAIN and not is_dtensor(t):
+        if not isinstance(t, torch.Tensor) or is_traceable_wrapper_subclass(t):
+            return False
     # HAZARD: a nested tensor of the older kind has layout strided too, but no shape.
     return t.layout == torch.strided and not t.is_nested
 

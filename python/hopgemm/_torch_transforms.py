@@ -12,36 +12,24 @@ from typing import Any
 import torch
 
 from ._torch_checks import check_out_shape, check_tensors
-from ._torch_library import LIBRARY, gemm
-
-Args = tuple[Any, ...]
+from ._torch_library import LIBRARY, Args, gemm
 
 # ---- fake: shapes, dtypes and refusals, without data ----
 
 
-def _fake(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    out_dtype: torch.dtype | None = None,
-    config: str = "",
-    sm_limit: int = 0,
-    batch_invariant: bool = False,
-) -> torch.Tensor:
-    return a.new_empty(check_tensors(a, b, c, bias, out_dtype), dtype=out_dtype or a.dtype)
+def _fake(*given: Any) -> torch.Tensor:
+    args = Args(*given)
+    shape = check_tensors(args.a, args.b, args.c, args.bias, args.out_dtype)
+    return args.a.new_empty(shape, dtype=args.out_dtype or args.a.dtype)
 
 
 def _fake_bias(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     return _fake(a, b, None, bias)
 
 
-def _fake_out(
-    out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: Any = None, bias: Any = None, *options: Any
-) -> None:
-    check_out_shape(out, check_tensors(a, b, c, bias, out.dtype), a)
+def _fake_out(out: torch.Tensor, *given: Any) -> None:
+    args = Args(*given[:6])
+    check_out_shape(out, check_tensors(args.a, args.b, args.c, args.bias, out.dtype), args.a)
 
 
 def _fake_backward(grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -51,9 +39,9 @@ def _fake_backward(grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tupl
 # ---- vmap: one more batch dimension, on the left ----
 
 
-def _vmap(info: Any, in_dims: Args, *args: Any) -> tuple[torch.Tensor, int]:
-    # The dispatcher drops trailing arguments that equal their defaults.
-    a, b, c, bias = (*args[:4], None, None)[:4]
+def _vmap(info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[torch.Tensor, int]:
+    args = Args(*given)
+    a, b, c, bias = args[:4]
     dims = (*in_dims[:4], None, None)[:4]
     rank = max(t.dim() - (d is not None) for t, d in zip((a, b), dims[:2], strict=True))
 

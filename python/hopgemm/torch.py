@@ -3,6 +3,7 @@
     import torch, hopgemm.torch
     d = hopgemm.torch.matmul(a, b)
     model = hopgemm.torch.override_model(model)  # its torch.nn.Linear layers become hopgemm.torch.Linear
+    with hopgemm.torch.override(): ...  # torch's own products run the kernel, forward and backward
 
 Needs torch 2.10 or later.
 """
@@ -17,8 +18,9 @@ from typing import Any
 import torch
 from torch.autograd.graph import increment_version as _increment_version
 
-from . import _core, _torch_autograd, _torch_checks, _torch_cpu, _torch_transforms
+from . import _cache, _core, _torch_autograd, _torch_checks, _torch_cpu, _torch_transforms
 from ._context import current as _current
+from ._torch_aten import override
 from ._torch_autograd import PLAIN as _PLAIN
 from ._torch_autograd import has_mm_gradient as _has_mm_gradient
 from ._torch_autograd import is_compiling as _is_compiling
@@ -33,15 +35,16 @@ from ._torch_library import raw_mm_out as _raw_mm_out
 from ._torch_linear import Linear, linear
 from ._torch_override import override_model
 
-__all__ = ["Linear", "linear", "matmul", "override_model"]
+__all__ = ["Linear", "linear", "matmul", "override", "override_model"]
 
 # Where users, and pickled models, find them. (The modules that define them import this one.)
-for _public in (Linear, linear, override_model):
+for _public in (Linear, linear, override, override_model):
     _public.__module__ = __name__
 
 _torch_cpu.register()
 _torch_transforms.register()
 _torch_autograd.register()
+_cache.install()
 
 
 def matmul(
@@ -102,9 +105,9 @@ def matmul(
         and sm_limit is None
         and type(a) in _PLAIN
         and type(b) in _PLAIN
-        and alpha == 1
-        and beta == 0
-        and _current() == (0, False, False)
+        and (alpha == 1) is True  # a tensor compares to a tensor
+        and (beta == 0) is True
+        and _current() == (0, False, False, False)
         and not _is_intercepted()
     ):
         grad = _is_grad_enabled()
@@ -153,6 +156,8 @@ def matmul(
         a, b = a.unsqueeze(0) if row else a, b.unsqueeze(-1) if column else b
         c = c if c is None or c.dim() == 0 else _as_matrix(c, row, column)
         d = d if d is None else _as_matrix(d, row, column)
+    if settings.autotune and config is None and not use_torch and not _is_compiling():
+        _tuning().before_call(a, b, d, out_dtype, *options[1:])
     if c is not None and c.dim() > 2 and max(a.dim(), b.dim()) > 4:
         # HAZARD: a, b and the result fold into a kernel's two batch dimensions; c may not where it repeats.
         batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
@@ -163,6 +168,12 @@ def matmul(
     d = _matmul(use_torch, (a, b, c, bias, alpha, beta, out_dtype), options)
     d = d.squeeze(-1) if column else d
     return d.squeeze(-1 if column else -2) if row else d
+
+
+def _tuning() -> Any:
+    from . import _tune_torch  # it imports this module
+
+    return _tune_torch
 
 
 def _as_matrix(t: torch.Tensor, row: bool, column: bool) -> torch.Tensor:

@@ -37,6 +37,7 @@ LAYOUTS = {
     "transposed": lambda t: t.mT.contiguous().mT,
     "sliced": lambda t: torch.nn.functional.pad(t, (1, 2))[..., 1:-2],
     "expanded": lambda t: t[..., :1, :].expand(t.shape),
+    "misaligned": lambda t: torch.cat([t.flatten()[:1], t.flatten()])[1:].view(t.shape),
 }
 SHAPES = [
     ((3, 4), (4, 5)),

@@ -1,4 +1,4 @@
-"""hopgemm.torch.Linear and linear: on the CPU, where 16-bit operands go the same way, then on a GPU."""
+"""hopgemm.torch.Linear and linear on the CPU, where 16-bit operands go the same way as on a GPU."""
 
 import copy
 import inspect
@@ -11,79 +11,27 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
+import torch_cases  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.nn.utils import parametrize  # noqa: E402
 from torch.testing._internal.two_tensor import TwoTensor  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
+from torch_cases import DTYPES  # noqa: E402
+from torch_layer_cases import assert_gradients, assert_same, integers, layer_of_integers, twin  # noqa: E402
 
 import hopgemm  # noqa: E402
 import hopgemm.torch  # noqa: E402
 from hopgemm.torch import Linear, linear  # noqa: E402
 
-HALVES = [torch.bfloat16, torch.float16]
+fresh, products = torch_cases.fresh, torch_cases.products
 RANKS = [(4,), (3, 4), (0, 4), (3, 0), (2, 3, 4), (2, 0, 4), (2, 1, 3, 4), (2,) * 8 + (4,)]
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def products(monkeypatch):
-    """The shapes of the operands of each call of matmul: what went hopgemm's way."""
-    calls = []
-    original = hopgemm.torch.matmul
-
-    def record(a, b, **options):
-        calls.append((tuple(a.shape), tuple(b.shape)))
-        return original(a, b, **options)
-
-    monkeypatch.setattr(hopgemm.torch, "matmul", record)
-    return calls
-
-
-def integers(*shape, dtype=torch.bfloat16, device="cpu", grad=False):
-    return torch.randint(-2, 3, shape, device=device).to(dtype).requires_grad_(grad)
-
-
-def layer_of_integers(k, n, **options):
-    layer = Linear(k, n, **options)
-    with torch.no_grad():
-        for p in layer.parameters():
-            p.copy_(integers(*p.shape, device=p.device))
-    return layer
-
-
-def twin(layer):
-    """The same parameters in a float64 layer of torch."""
-    bias = layer.bias is not None
-    other = torch.nn.Linear(layer.in_features, layer.out_features, bias, dtype=torch.float64)
-    other.load_state_dict(layer.state_dict())
-    return other
-
-
-def assert_same(got, want):
-    """Bit for bit in got's dtype; `want` may be the float64 of it."""
-    assert got.shape == want.shape and got.dtype != torch.float64
-    assert torch.equal(got.detach().cpu(), want.detach().cpu().to(got.dtype))
-
-
-def assert_gradients(layer, reference):
-    assert {name for name, _ in layer.named_parameters()} == {n for n, _ in reference.named_parameters()}
-    for p, q in zip(layer.parameters(), reference.parameters(), strict=True):
-        assert p.grad.dtype == p.dtype and (q.grad != 0).any()
-        assert_same(p.grad, q.grad)
 
 
 # ---- values, and which way a call goes ----
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", RANKS)
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_every_rank_and_its_gradients(products, shape, dtype, with_bias):
@@ -262,7 +210,7 @@ def test_parametrize(products):
 
 
 @pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_autocast_with_master_weights(products, dtype, with_bias):
     layer = layer_of_integers(4, 5, bias=with_bias)  # float32
     reference, x = twin(layer), integers(2, 3, 4, dtype=torch.float32, grad=True)
@@ -377,68 +325,3 @@ def test_export():
     assert "hopgemm.gemm.default" in calls_of(program.graph_module)
     for t in (x, integers(17, 4)):
         assert torch.equal(program.module()(t), layer(t))
-
-
-# ---- on the GPU ----
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize(
-    "shape, n", [((256, 512), 1024), ((2, 3, 65), 33), ((128,), 256), ((2,) * 8 + (64,), 8)]
-)
-def test_gpu_exact_forward_and_gradients(products, shape, n, with_bias, dtype):
-    layer = layer_of_integers(shape[-1], n, bias=with_bias, dtype=dtype, device="cuda")
-    x = integers(*shape, dtype=dtype, device="cuda", grad=True)
-    reference, wide = twin(layer), x.detach().cpu().double().requires_grad_()
-    got, want = layer(x), reference(wide)
-    assert_same(got, want)
-    cotangent = integers(*got.shape, dtype=dtype, device="cuda")
-    got.backward(cotangent), want.backward(cotangent.cpu().double())
-    assert_same(x.grad, wide.grad)
-    assert_gradients(layer, reference)
-    assert len(products) == 1
-
-
-@pytest.mark.gpu
-def test_gpu_runs_our_kernel_forward_and_backward():
-    layer = layer_of_integers(64, 128, dtype=torch.bfloat16, device="cuda")
-    x = integers(256, 64, device="cuda", grad=True)
-    layer(x)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        layer(x).sum().backward()
-        torch.cuda.synchronize()
-    kernels = [e.name for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-    assert sum("hopgemm::instances::" in k for k in kernels) == 3, kernels
-    assert not [k for k in kernels if any(theirs in k for theirs in ("nvjet", "cutlass", "cublas"))]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("region", [None, torch.bfloat16])
-def test_gpu_autocast_and_float32(products, region):
-    layer, x = layer_of_integers(64, 128, device="cuda"), integers(32, 64, dtype=torch.float32, device="cuda")
-    reference = twin(layer)
-    with torch.autocast("cuda", dtype=region, enabled=region is not None):
-        got = layer(x)
-    assert got.dtype == (region or torch.float32) and len(products) == (region is not None)
-    want = reference(x.double().cpu())
-    assert_same(got, want)
-    got.sum().backward(), want.sum().backward()
-    assert_gradients(layer, reference)
-
-
-@pytest.mark.gpu
-def test_gpu_compile_and_graph():
-    layer = layer_of_integers(64, 128, dtype=torch.bfloat16, device="cuda")
-    x = integers(32, 64, device="cuda")
-    want = twin(layer)(x.double().cpu())
-    assert_same(torch.compile(layer, fullgraph=True)(x), want)
-    with torch.no_grad():
-        graph = torch.cuda.CUDAGraph()
-        layer(x)
-        with torch.cuda.graph(graph):
-            y = layer(x)
-        y.fill_(float("nan"))
-        graph.replay()
-    assert_same(y, want)

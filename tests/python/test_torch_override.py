@@ -1,61 +1,21 @@
 """hopgemm.torch.override_model: which layers it takes, and that nothing else about a model changes."""
 
 import copy
+import functools
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch_cases  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from torch.nn.utils import parametrizations, parametrize  # noqa: E402
+from torch_layer_cases import block_of_integers  # noqa: E402
 
-import hopgemm.torch  # noqa: E402
 from hopgemm.torch import Linear, override_model  # noqa: E402
 
-
-class Block(torch.nn.Module):
-    """Two layers, one of them used twice, under names, in a list and in a plain attribute."""
-
-    def __init__(self, **options):
-        super().__init__()
-        self.up, self.down = torch.nn.Linear(4, 8, **options), torch.nn.Linear(8, 4, bias=False, **options)
-        self.layers = torch.nn.ModuleList([self.up, torch.nn.ReLU(), self.down])
-        self.norm = torch.nn.LayerNorm(4, **options)
-
-    def forward(self, x):
-        for _ in range(2):
-            for layer in self.layers:
-                x = layer(x)
-        return x
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def products(monkeypatch):
-    """One entry for each call of matmul: what went hopgemm's way."""
-    calls = []
-    original = hopgemm.torch.matmul
-    monkeypatch.setattr(hopgemm.torch, "matmul", lambda *a, **k: calls.append(a) or original(*a, **k))
-    return calls
-
-
-def block_of_integers(**options):
-    model = Block(**options)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.copy_(torch.randint(-1, 2, p.shape))
-    return model
-
-
-def integers(*shape):
-    return torch.randint(-1, 2, shape).bfloat16()
+fresh, products = torch_cases.fresh, torch_cases.products
+integers = functools.partial(torch_cases.integers, low=-1, high=1)
 
 
 def test_same_modules_parameters_and_results(products):
@@ -145,18 +105,3 @@ def test_refusals():
     for wrong in (torch.ones(2), torch.nn.Linear, None):
         with pytest.raises(TypeError, match=rf"m is a {type(wrong).__name__}; it must be a torch.nn.Module"):
             override_model(wrong)
-
-
-@pytest.mark.gpu
-def test_gpu_exact_training_step(products):
-    model = block_of_integers(
-        dtype=torch.bfloat16
-    )  # drawn on the CPU: the numbers of the test above, all exact
-    want, x = copy.deepcopy(model).double(), integers(3, 4)
-    override_model(model.cuda())
-    got, reference = model(x.cuda()), want(x.double())
-    assert torch.equal(got.cpu().double(), reference) and len(products) == 4
-    got.sum().backward(), reference.sum().backward()
-    for name, p in want.named_parameters():
-        if p.grad is not None:
-            assert torch.equal(model.get_parameter(name).grad.cpu().double(), p.grad), name

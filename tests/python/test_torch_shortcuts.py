@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from test_torch_matmul import SHAPES, assert_same, canary, integers, raises, reference  # noqa: E402
+from torch_cases import SHAPES, assert_same, canary, integers, raises, reference  # noqa: E402
 
 import hopgemm  # noqa: E402
 import hopgemm.torch  # noqa: E402

@@ -1,0 +1,91 @@
+"""linear() whose weight gradient the kernel adds to an fp32 buffer, `weight.main_grad`."""
+
+# Much of what is called here has no annotations in torch.
+# mypy: disable-error-code="no-untyped-call,no-any-return"
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from . import torch as _frontend  # the module, for what it defines later: they import each other
+from ._context import current
+from ._torch_autograd import is_compiling, is_grad_enabled
+from ._torch_checks import describe
+from ._torch_transforms import autocast
+
+
+def wants_main_grad(weight: Any) -> bool:
+    """Will a call now want the gradient of a weight that has a main_grad?"""
+    return getattr(weight, "main_grad", None) is not None and is_grad_enabled() and weight.requires_grad
+
+
+def _main_grad(weight: torch.Tensor) -> torch.Tensor:
+    """weight.main_grad, checked."""
+    t: Any = getattr(weight, "main_grad", None)
+    if not isinstance(t, torch.Tensor):
+        raise TypeError(
+            f"hopgemm.torch.linear: weight.main_grad is a {type(t).__name__}; it must be a float32 tensor "
+            "like weight, from the forward to the end of the backward"
+        )
+    pair = f"weight.main_grad is {describe(t)} and weight is {describe(weight)}"
+    if t.dtype != torch.float32 or t.device != weight.device or t.layout != torch.strided:
+        raise TypeError(f"hopgemm.torch.linear: {pair}; it must be float32, dense and on weight's device")
+    if t.shape != weight.shape:
+        raise ValueError(f"hopgemm.torch.linear: {pair}; both must have one shape")
+    return t
+
+
+def linear_into_main_grad(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, kernel_takes: bool
+) -> torch.Tensor:
+    """linear() of a weight that `wants_main_grad`. Raises where the gradient would not get there."""
+    _main_grad(weight)
+    if not kernel_takes:  # F.linear would put the gradient into weight.grad, where nobody looks
+        found = describe(x) if isinstance(x, torch.Tensor) else f"a {type(x).__name__}"
+        raise TypeError(
+            f"hopgemm.torch.linear: weight has a main_grad, but x is {found}, which is left to torch. Use "
+            "bfloat16 or float16 tensors, or torch.autocast, on a Hopper GPU; or delete weight.main_grad"
+        )
+    if is_compiling():
+        raise RuntimeError(
+            "hopgemm.torch.linear: weight.main_grad is written by eager code only, but this call is "
+            "compiled. Leave the layer out with torch.compiler.disable, or delete weight.main_grad"
+        )
+    return _Linear.apply(x, weight, bias)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        a, w, _, added = autocast(x.device.type, x, weight, None, bias)
+        assert a is not None and w is not None
+        rows = a.reshape(-1, a.shape[-1])
+        ctx.save_for_backward(rows, w)
+        ctx.weight = weight  # main_grad is looked up in the backward: until then it may be another buffer
+        ctx.x_shape, ctx.x_dtype = x.shape, x.dtype
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        now = current()  # the backward runs on another thread
+        ctx.settings = {
+            "sm_limit": now.sm_limit,
+            "batch_invariant": now.batch_invariant,
+            "fallback": now.fallback,
+        }
+        return _frontend.matmul(rows, w.mT, bias=added).reshape(*x.shape[:-1], w.shape[0])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        rows, w = ctx.saved_tensors
+        need_x, need_weight, need_bias = ctx.needs_input_grad
+        g = grad.reshape(-1, grad.shape[-1])
+        grad_x = grad_bias = None
+        if need_x:
+            grad_x = _frontend.matmul(g, w, **ctx.settings).reshape(ctx.x_shape).to(ctx.x_dtype)
+        if need_weight:
+            main_grad = _main_grad(ctx.weight)
+            _frontend.matmul(g.mT, rows, out=main_grad, c=main_grad, beta=1.0, **ctx.settings)
+        if need_bias:
+            grad_bias = g.sum(0, dtype=torch.float32).to(ctx.bias_dtype)
+        return grad_x, None, grad_bias

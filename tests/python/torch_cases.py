@@ -1,0 +1,97 @@
+"""What the torch tests share: exact data, the reference, comparison bit for bit."""
+
+import pytest
+import torch
+
+import hopgemm.torch
+
+DTYPES = [torch.bfloat16, torch.float16]
+SHAPES = [  # of a and b, as torch.matmul takes them
+    ((3, 4), (4, 5)),
+    ((2, 3, 4), (2, 4, 5)),
+    ((2, 3, 4), (4, 5)),
+    ((3, 4), (2, 4, 5)),
+    ((2, 1, 3, 4), (3, 4, 5)),
+    ((1, 3, 4), (1, 4, 5)),
+    ((4,), (4, 5)),
+    ((3, 4), (4,)),
+    ((4,), (4,)),
+    ((4,), (2, 4, 5)),
+    ((2, 3, 4), (4,)),
+    ((2, 1, 1, 2, 1, 2, 3, 4), (3, 1, 2, 1, 4, 5)),
+]
+
+GPU_BATCHES = [
+    ((3, 17, 24), (3, 24, 40)),
+    ((3, 17, 24), (24, 40)),
+    ((17, 24), (3, 24, 40)),
+    ((2, 1, 16, 24), (3, 24, 40)),
+    ((2, 1, 2, 8, 16), (1, 3, 2, 16, 8)),
+    ((2, 1, 1, 2, 1, 2, 8, 16), (3, 1, 2, 1, 16, 8)),
+    ((24,), (24, 40)),
+    ((17, 24), (24,)),
+    ((24,), (24,)),
+    ((24,), (3, 24, 40)),
+    ((3, 17, 24), (24,)),
+]
+
+
+@pytest.fixture(autouse=True)
+def settled():
+    """For GPU tests: a fault of one is reported there, not in the next."""
+    torch.manual_seed(0)
+    yield
+    torch.cuda.synchronize()
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    """Seeded, and without what Dynamo has compiled."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def products(monkeypatch):
+    """The shapes of the operands of each call of matmul: what went hopgemm's way."""
+    calls = []
+    original = hopgemm.torch.matmul
+
+    def record(a, b, **options):
+        calls.append((tuple(a.shape), tuple(b.shape)))
+        return original(a, b, **options)
+
+    monkeypatch.setattr(hopgemm.torch, "matmul", record)
+    return calls
+
+
+def integers(*shape, dtype=torch.bfloat16, device="cpu", grad=False, low=-3, high=3):
+    """Small integers: every sum below is exact in fp32, so results are compared bit for bit."""
+    return torch.randint(low, high + 1, shape, device=device).to(dtype).requires_grad_(grad)
+
+
+def reference(a, b, c=None, bias=None, alpha=1.0, beta=0.0, out_dtype=None):
+    """What matmul computes, in float64, rounded once."""
+    d = alpha * torch.matmul(a.double(), b.double())
+    d = d if c is None or beta == 0 else d + beta * c.double()
+    d = d if bias is None else d + bias.double()
+    return d.float().to(out_dtype or a.dtype)
+
+
+def assert_same(got, want):
+    """The same bits, dtype, shape and device."""
+    assert got.dtype == want.dtype and got.shape == want.shape and got.device == want.device
+    if not torch.equal(got, want):
+        wrong = (got != want).nonzero()
+        raise AssertionError(f"{len(wrong)} of {want.numel()} wrong, the first at {wrong[0].tolist()}")
+
+
+def canary(*shape, dtype=torch.bfloat16):
+    return torch.full(shape, -77.0).to(dtype)
+
+
+def raises(kind, *texts):
+    """pytest.raises, for a message with these pieces in this order."""
+    return pytest.raises(kind, match="(?s)" + ".*".join(texts))
