@@ -82,11 +82,8 @@ class JaxCase:
         ).config
         # By dimension numbers: a transpose before the custom call would be a kernel of its own.
         contracted = ((int(self._layout[0] == "k"),), (int(self._layout[1] == "k"),))
-        return self._contender(
-            "hopgemm",
-            name,
-            lambda a, b: hopgemm_jax.dot_general(a, b, (contracted, ((), ())), config=config or None),
-        )
+        product = hopgemm_jax.dot_general_with(config=config or None)
+        return self._contender("hopgemm", name, lambda a, b: product(a, b, (contracted, ((), ()))))
 
     def _contender(self, name: str, config: str, product: Product) -> JaxContender:
         return JaxContender(name, config, product, self._sets, self._dtype, self._layout)

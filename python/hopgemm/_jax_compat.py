@@ -1,16 +1,19 @@
 """The only file that touches JAX's extension surface: everything here may move between JAX releases.
 
-Tried on jax 0.9.2, 0.10.2, 0.11.2 and 0.12.0.1. One import from `jax._src`, marked PRIVATE.
+Tried on jax 0.9.1, 0.9.2, 0.10.2, 0.11.2 and 0.12.0.1. One import from `jax._src`, marked PRIVATE.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning as custom_partitioning
+from jax.experimental.xla_metadata import set_xla_metadata as set_xla_metadata
+from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.extend.core import Primitive as Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
@@ -48,6 +51,16 @@ def abstract_eval(prim: Any, *avals: Any, **params: Any) -> Any:
     return prim.abstract_eval(*avals, **params)[0]
 
 
+def inner_jaxprs(eqn: Any) -> Iterator[Any]:
+    """The programs inside an equation: the bodies of jit, scan, cond, checkpoint, shard_map and their kin."""
+    for value in eqn.params.values():
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(item, ClosedJaxpr):
+                yield item.jaxpr
+            elif isinstance(item, Jaxpr):
+                yield item
+
+
 def lower_custom_call(target: str, ctx: Any, operands: Any, attributes: Any, results: Any) -> Any:
     """Emit an FFI call with row-major operands and these results (avals); returns its values."""
     return jax.ffi.ffi_lowering(target)(ctx.replace(avals_out=results), *operands, **attributes)
@@ -75,7 +88,8 @@ def permuted(sharding: Any, order: Any) -> Any:
 def cotangent_sharding(x: Any) -> Any:
     """The sharding of the cotangent of the undefined primal `x`, by the rule of dot_general's transpose."""
     if VERSION < (0, 10):  # 0.9 hands over the primal's type, later releases the cotangent's
-        return x.aval.to_ct_aval().sharding
+        of_cotangent = getattr(x.aval, "to_ct_aval", None) or x.aval.to_cotangent_aval  # 0.9.2, 0.9.1
+        return of_cotangent().sharding
     sharding = x.aval.sharding
     if sharding.mesh.empty:
         sharding = NamedSharding(jax.sharding.get_abstract_mesh(), PartitionSpec(*[None] * x.aval.ndim))

@@ -84,6 +84,13 @@ def _blocks(params: Any, mesh: Any, *specs: Any) -> Any:
     return local, [NamedSharding(mesh, PartitionSpec(*map(axes.get, letters))) for letters in labels]
 
 
+def _label(params: Any) -> str:
+    """What the callback computes, beyond the types and the sharding rule, which the program shows."""
+    options = params["options"]
+    names = ("config", "sm_limit", "batch_invariant")
+    return " ".join(f"{name}={getattr(options, name)}" for name in names)
+
+
 def _partition(params: Any, mesh: Any, args: Any, result: Any) -> Any:
     """Auto axes: called by XLA's partitioner once Shardy has settled the shardings."""
     local, (lhs, rhs, out) = _blocks(dict(params), mesh, *(x.sharding.spec for x in (*args, result)))
@@ -130,17 +137,36 @@ def _partitions_automatically(ctx: Any) -> bool:
     return not _one_device(ctx) and (AxisType.Explicit not in kinds or AxisType.Auto in kinds)
 
 
-def _takes(ctx: Any, spec: str, epilogue: str = "") -> bool:
-    """Can the kernel have this product, as far as shapes and shardings go?"""
-    (out_aval,) = ctx.avals_out
-    if groups(spec, epilogue) is None or any(0 in a.shape for a in (*ctx.avals_in, out_aval)):
-        return False
-    if out_aval.sharding.spec.unreduced:  # a sum that stays open across devices: Shardy's own notion
-        return False
-    if not _partitions_automatically(ctx):
-        return True
+def why_xla(
+    avals: Any,
+    out_aval: Any,
+    spec: str,
+    epilogue: str = "",
+    partitioned: bool = False,
+    exported: bool = False,
+) -> str:
+    """Why shapes or shardings leave a product to XLA; "" where the kernel takes it.
+
+    `partitioned`: on several devices, by Auto axes. `exported`: by jax.export.
+    """
+    if groups(spec, epilogue) is None:
+        return "its dimensions make no strided GEMM without a copy"
+    if any(0 in a.shape for a in (*avals, out_aval)):
+        return "a dimension is 0"
+    if out_aval.sharding.spec.unreduced:  # Shardy's own notion
+        return "its sum is left open across devices (unreduced)"
     # XLA's partitioner aborts the process beside Manual axes, and its callback lives in this process alone.
-    return AxisType.Manual not in _axis_kinds(out_aval) and not compat.exporting(ctx)
+    if partitioned and AxisType.Manual in _axis_kinds(out_aval):
+        return "a shard_map leaves other axes of the mesh Auto. Name all axes, or make them Explicit"
+    if partitioned and exported:
+        return "exported for several devices by Auto axes. Use shard_map or Explicit axes"
+    return ""
+
+
+def _takes(ctx: Any, spec: str, epilogue: str = "") -> bool:
+    (out_aval,) = ctx.avals_out
+    partitioned, exported = _partitions_automatically(ctx), compat.exporting(ctx)
+    return not why_xla(ctx.avals_in, out_aval, spec, epilogue, partitioned, exported)
 
 
 def _runs(options: target.Options) -> bool:
@@ -166,7 +192,10 @@ def _lower_gemm(ctx: Any, lhs: Any, rhs: Any, **params: Any) -> Any:
             return local_p.bind(lhs, rhs, summed=(), **params)
         if AxisType.Explicit in kinds and AxisType.Auto not in kinds:
             return _explicit(lhs, rhs, out_aval, params)
-        d = _partitioned(lhs, rhs, tuple(sorted(params.items())))
+        # HAZARD: JAX writes a mere address for the callback. In a persistent compilation cache, programs that
+        # differ in nothing else would be taken for one another: so the options stand beside it.
+        with compat.set_xla_metadata(hopgemm=_label(params)):
+            d = _partitioned(lhs, rhs, tuple(sorted(params.items())))
         return jax.sharding.reshard(d, out_aval.sharding) if AxisType.Explicit in kinds else d
 
     return compat.lower_fun(kernel, multiple_results=False)(compat.with_known_mesh(ctx, out_aval), lhs, rhs)

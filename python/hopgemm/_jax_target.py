@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from . import _core, _jax_labels
+from . import _core, _jax_labels, _tune_agreement
 
 TARGET = "hopgemm.matmul.v1"
 ALIGNMENT = 128  # of the buffers that XLA allocates
@@ -120,12 +120,21 @@ def plan(
     bytes are a symbolic expression that is enough for whatever is chosen. ValueError where the core refuses
     the product.
     """
-    p = _jax_labels.problem(spec, epilogue, avals[0].shape, avals[1].shape, out.shape)
     if not all(isinstance(x, int) for a in (*avals, out) for x in a.shape):
+        p = _jax_labels.problem(spec, epilogue, avals[0].shape, avals[1].shape, out.shape)
         return options.config or "auto", _workspace_bound(p, avals[0].dtype.itemsize)
+    chosen = describe(spec, epilogue, avals, out, options, alpha, beta)
+    return chosen["config"] or "auto", chosen["workspace_bytes"]
+
+
+def describe(
+    spec: str, epilogue: str, avals: Any, out: Any, options: Options, alpha: float, beta: float
+) -> dict[str, Any]:
+    """What _core.plan says of one custom call on row-major operands of known sizes."""
+    p = _jax_labels.problem(spec, epilogue, avals[0].shape, avals[1].shape, out.shape)
     target, extras = _target(), _jax_labels.extras_of(epilogue)
     where = {"facts": target} if isinstance(target, dict) else {"device": target}
-    chosen = _core.plan(
+    return _core.plan(
         avals[0].dtype.name,
         out.dtype.name,
         p.m,
@@ -143,9 +152,9 @@ def plan(
         config=options.config,
         sm_limit=options.sm_limit,
         batch_invariant=options.batch_invariant,
+        tuned=_tune_agreement.holds(),
         **where,
     )
-    return chosen["config"] or "auto", chosen["workspace_bytes"]
 
 
 def _workspace_bound(p: _jax_labels.Problem, itemsize: int) -> Any:

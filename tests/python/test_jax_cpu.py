@@ -1,6 +1,7 @@
 """hopgemm.jax without a GPU: XLA's product in fp32, arguments and refusals, the choice for a target."""
 
 import functools
+import re
 import subprocess
 import sys
 import warnings
@@ -208,6 +209,10 @@ def test_unsupported_gpu(monkeypatch, capability, driver, message, kwargs):
     with pytest.warns(RuntimeWarning, match=f"{message}.*Using XLA's product"):
         text = cuda_text(lambda a, b: hj.matmul(a, b, fallback=True, **kwargs), A, B)
     assert CALL not in text and "dot_general" in text
+    with pytest.raises(RuntimeError, match=f"{message}.*fallback=True"):
+        hj.plan(lambda a, b: hj.matmul(a, b, **kwargs), A, B)
+    (product,) = hj.plan(lambda a, b: hj.matmul(a, b, fallback=True, **kwargs), A, B)
+    assert product.by == "xla" and re.search(message, product.reason)
     with warnings.catch_warnings(), hopgemm.fallback():
         warnings.simplefilter("error")  # said once
         assert "dot_general" in cuda_text(lambda a, b: hj.matmul(a, b, **kwargs), A, B)
@@ -279,7 +284,7 @@ def test_the_global_precision_does_not_take_the_product_away(precision):
 def test_compute_dtype_rounds_what_xla_multiplies_too(options):
     a, b = rand(5, 7, dtype=jnp.float32) / 3, rand(7, 6, dtype=jnp.float32) / 7  # not bf16 values
     numbers = (((1,), (0,)), ((), ()))
-    got = hj.dot_general(a, b, numbers, compute_dtype=jnp.bfloat16, **options)
+    got = hj.dot_general_with(compute_dtype=jnp.bfloat16)(a, b, numbers, **options)
     want = jax.lax.dot_general(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16), numbers, **options)
     assert got.dtype == want.dtype
     np.testing.assert_array_equal(np.asarray(got, "f4"), np.asarray(want, "f4"))

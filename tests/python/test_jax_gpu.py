@@ -11,6 +11,7 @@ import pytest
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 from jax import lax  # noqa: E402
+from jax_artifacts import check, stored  # noqa: E402
 
 import hopgemm  # noqa: E402
 import hopgemm.jax as hj  # noqa: E402
@@ -264,6 +265,32 @@ def test_first_call_of_a_process_lies_in_a_command_buffer(name, tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+CACHED = """
+import os, sys
+os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+import numpy as np, jax, jax.numpy as jnp, hopgemm.jax as hj
+jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+a, b = (jnp.asarray(np.random.default_rng(i).integers(-3, 4, (72, 72)), jnp.bfloat16) for i in range(2))
+events = []
+jax.monitoring.register_event_listener(lambda name, **_: events.append(name.rpartition("/")[2]))
+y = jax.block_until_ready(jax.jit(lambda a, b: hj.matmul(a, b) + hj.matmul(a[:, :35], b[:35]))(a, b))
+print(events.count("cache_hits"), events.count("cache_misses"))
+f = [np.asarray(x, "f4") for x in (a, b, a[:, :35], b[:35])]
+rounded = [np.asarray(jnp.asarray(x @ y, jnp.bfloat16), "f4") for x, y in (f[:2], f[2:])]
+np.testing.assert_array_equal(np.asarray(y), np.asarray(jnp.asarray(sum(rounded), jnp.bfloat16)))
+"""
+
+
+def test_a_second_process_finds_its_program_in_the_persistent_cache(tmp_path):
+    for found in ("0 1", "1 0"):
+        command = [sys.executable, "-c", CACHED, str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert done.stdout.split("\n")[0] == found
+
+
 def test_exported_program_with_symbolic_sizes():
     (m,) = jax.export.symbolic_shape("m")
     s = jax.ShapeDtypeStruct
@@ -274,6 +301,65 @@ def test_exported_program_with_symbolic_sizes():
         for rows in (1, 7, 128, 1000):
             a, b = integers((rows, k)), integers((k, n))
             assert_bits(e.call(a, b), exact(a, b))
+
+
+@pytest.mark.parametrize("name", stored())
+def test_a_stored_program_runs(name):
+    pytest.importorskip("flatbuffers")  # jax.export reads programs by it
+    check(name, sizes=(1, 7, 128, 1000))
+
+
+def test_a_replayed_step_follows_its_arguments():
+    """Command buffers keep addresses: other arrays, live at once, must not be taken for the first ones."""
+    step = jax.jit(lambda a, b: (hj.matmul(a, b), hj.matmul(b, a), hj.matmul(a[:33, :65], b[:65, :17])))
+    sets = [(integers((256, 256), seed=i), integers((256, 256), seed=i + 100)) for i in range(6)]
+    for _ in range(5):
+        for a, b in sets:
+            x, y, z = step(a, b)
+            assert_bits(x, exact(a, b))
+            assert_bits(y, exact(b, a))
+            assert_bits(z, exact(a[:33, :65], b[:65, :17]))
+
+
+def test_donation_never_overwrites_an_operand_in_use():
+    f = lambda c, a, b: c + hj.matmul(a, b)
+    plain, donating = jax.jit(f), jax.jit(f, donate_argnums=(0, 1))
+    for i in range(200):
+        args = [integers((256, 256), seed=3 * i + j) for j in range(3)]
+        want = np.asarray(plain(*args))
+        assert_bits(donating(*(x + 0 for x in args)), want)
+
+
+def test_a_hundred_donated_steps_of_scan():
+    eye = jnp.eye(128, dtype=BF16)[:, ::-1]
+    steps = lambda c: lax.scan(lambda c, _: (hj.matmul(c, eye), None), c, None, 100)[0]
+    a = integers((64, 128))
+    assert_bits(jax.jit(steps, donate_argnums=0)(a + 0), np.asarray(a, "f4"))
+
+
+def test_operands_that_are_slices_at_odd_addresses():
+    """XLA may hand over a slice in place, at an address that the copy engine cannot read."""
+    x, b = integers((4096,)), integers((64, 64))
+    for start in (0, 1, 3, 8, 65, 128):
+        f = jax.jit(lambda x, b, start=start: hj.matmul(x[start : start + 2048].reshape(32, 64), b))
+        assert_bits(f(x, b), exact(np.asarray(x, "f4")[start : start + 2048].reshape(32, 64), b))
+    a = integers((5, 7, 24))
+    for i in range(5):
+        f = jax.jit(lambda a, b, i=i: hj.matmul(a[i], b[:24]))
+        assert_bits(f(a, b), exact(np.asarray(a, "f4")[i], np.asarray(b, "f4")[:24]))
+
+
+def test_equal_rows_and_batches_give_equal_bits():
+    rng = np.random.default_rng(0)
+    row, b = (jnp.asarray(rng.standard_normal(s), BF16) for s in ((1, 4096), (4096, 520)))
+    with hopgemm.batch_invariant():
+        alone = np.asarray(hj.matmul(row, b)).view("u2")
+        for m in (2, 17, 128, 1765):
+            many = np.asarray(hj.matmul(jnp.broadcast_to(row, (m, 4096)), b)).view("u2")
+            assert (many == alone).all(), m
+        a = jnp.asarray(rng.standard_normal((33, 4096)), BF16)
+        batch = np.asarray(hj.matmul(jnp.broadcast_to(a, (5, 33, 4096)), jnp.broadcast_to(b, (5, 4096, 520))))
+        assert (batch.view("u2") == np.asarray(hj.matmul(a, b)).view("u2")).all()
 
 
 def test_sm_limit_and_batch_invariance_keep_the_result():

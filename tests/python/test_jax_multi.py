@@ -1,16 +1,16 @@
 """Runs the checks of jax_multi/ in processes of their own.
 
-They have four virtual CPU devices and a host handler for the kernel: differentiated, batched, sharded and
+They have eight virtual CPU devices and a host handler for the kernel: differentiated, batched, sharded and
 exported programs really execute the custom call there.
 """
 
-import os
 import pathlib
 import re
 import subprocess
 import sys
 
 import pytest
+from jax_host_handler import host_env
 from jax_host_handler import jax_host_handler as jax_host_handler
 
 pytest.importorskip("jax")
@@ -20,18 +20,12 @@ CHECKS = sorted(path.name for path in FOLDER.glob("check_*.py"))
 
 
 def test_there_are_checks():
-    assert len(CHECKS) >= 7
+    assert len(CHECKS) >= 12
 
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_checks_pass(name, jax_host_handler):
-    env = dict(
-        os.environ,
-        XLA_FLAGS="--xla_force_host_platform_device_count=4",
-        JAX_PLATFORMS="cpu",
-        TF_CPP_MIN_LOG_LEVEL="3",
-        HOPGEMM_TEST_HANDLER=str(jax_host_handler),
-    )
+    env = host_env(jax_host_handler, devices=8)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(FOLDER / name)]
     done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=FOLDER, timeout=600)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

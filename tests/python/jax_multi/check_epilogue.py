@@ -44,10 +44,10 @@ def test_values_and_derivatives(name):
     same(f, g, A, B, arrays, calls=1)
     same(jax.jit(f), jax.jit(g), A, B, arrays, calls=1)
     loss = lambda f: lambda *args: (f(*args).astype(F32) ** 2).sum()
-    same(jax.grad(loss(f), (0, 1, 2)), jax.grad(loss(g), (0, 1, 2)), A, B, arrays, calls=3)
+    same(*(jax.jit(jax.grad(loss(h), (0, 1, 2))) for h in (f, g)), A, B, arrays, calls=3)
     tangents = (A, B, jax.tree.map(jnp.ones_like, arrays))
-    same(*[lambda *x, f=f: jax.jvp(f, x, tangents) for f in (f, g)], A, B, arrays)
-    second = lambda f: lambda *x: jax.jvp(jax.grad(loss(f), (0, 1, 2)), x, tangents)[1]
+    same(*[jax.jit(lambda *x, h=h: jax.jvp(h, x, tangents)) for h in (f, g)], A, B, arrays)
+    second = lambda f: jax.jit(lambda *x: jax.jvp(jax.grad(loss(f), (0, 1, 2)), x, tangents)[1])
     same(second(f), second(g), A, B, arrays)
 
 

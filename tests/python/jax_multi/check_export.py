@@ -89,6 +89,27 @@ open({str(saved)!r}, "wb").write(e.serialize())
         assert done.returncode == 0, done.stderr
 
 
+RUN_THE_CALL = """
+import ctypes, os, sys
+import hopgemm.jax, jax
+lib = ctypes.CDLL(os.environ["HOPGEMM_TEST_HANDLER"])
+jax.ffi.register_ffi_target("hopgemm.matmul.v1", jax.ffi.pycapsule(lib.host_matmul), platform="cpu")
+exec(open(sys.argv[2]).read())
+assert lib.host_calls() == 2
+"""
+
+
+def test_a_fresh_process_that_imports_hopgemm_jax_alone_runs_the_call(tmp_path):
+    """The call itself: exported here, where the CPU stands in for the GPU, with a symbolic M."""
+    (m,) = jax.export.symbolic_shape("m")
+    saved, body = tmp_path / "program.bin", tmp_path / "run.py"
+    saved.write_bytes(export(hj.matmul, ["cpu"], S((m, 4), BF16), S((4, 6), BF16)).serialize())
+    body.write_text(RUN.rpartition("assert not any")[0])
+    command = [sys.executable, "-c", RUN_THE_CALL, str(saved), str(body)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
+    assert done.returncode == 0, done.stderr
+
+
 def test_several_devices():
     m = mesh(AxisType.Auto)
     args = [

@@ -1,4 +1,4 @@
-"""What the checks in this folder share: four virtual CPU devices that run the custom call by a host handler.
+"""What the checks in this folder share: eight virtual CPU devices that run the custom call by a host handler.
 
 The checks run in processes of their own, which test_jax_multi.py starts: the number of devices (XLA_FLAGS)
 and what a platform lowers to hold for a whole process.
@@ -27,7 +27,7 @@ LIB.host_last.restype = ctypes.c_char_p
 
 jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(LIB.host_matmul), platform="cpu")
 _jax_lowering.use_kernel_on("cpu")
-assert jax.device_count() == 4
+assert jax.device_count() == 8
 
 
 def rand(*shape, dtype=BF16):
@@ -36,15 +36,15 @@ def rand(*shape, dtype=BF16):
 
 
 def last_call():
-    """The attributes of the handler's last call, and the bytes of workspace it was given."""
-    names = ("spec", "epilogue", "config", "sm_limit", "batch_invariant", "workspace_bytes")
+    """The attributes of the last call, the bytes of workspace it was given, and the config planned for it."""
+    names = ("spec", "epilogue", "config", "sm_limit", "batch_invariant", "workspace_bytes", "planned")
     return dict(zip(names, LIB.host_last().decode().split(";")))
 
 
 def same(f, g, *args, calls=None):
     """f by the kernel and g by JAX agree in value and type; the handler ran `calls` times, or at least 1."""
     before = LIB.host_calls()
-    x, y = jax.block_until_ready(f(*args)), g(*args)
+    x, y = jax.block_until_ready(f(*args)), jax.jit(g)(*args)
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a, "f8"), np.asarray(b, "f8")), x, y)
     jax.tree.map(type_eq, x, y)
     n = LIB.host_calls() - before
@@ -70,14 +70,19 @@ def no_copies(text):
     assert not found, found
 
 
-def collectives(f, *args):
-    """The collectives of the compiled program, and its text."""
-    text = jax.jit(f).lower(*args).compile().as_text()
+def compiled(f, *args):
+    """f as an executable for these arguments: it can be called, and read."""
+    return jax.jit(f).lower(*args).compile()
+
+
+def collectives(program):
+    """The collectives of an executable, and its text."""
+    text = program.as_text()
     kinds = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
     return {c for c in kinds if c + "(" in text or c + "-start(" in text}, text
 
 
-def mesh(kind, shape=(2, 2), names=("x", "y")):
+def mesh(kind, shape=(2, 4), names=("x", "y")):
     return jax.make_mesh(shape, names, axis_types=(kind,) * len(names))
 
 
