@@ -9,22 +9,26 @@ on first use.
 
 from __future__ import annotations
 
-from ._context import batch_invariant, fallback, sm_limit
+from ._context import autotune, batch_invariant, fallback, sm_limit
 from ._dispatch import matmul
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from . import jax as jax
     from . import torch as torch
+    from ._cache import Tuned
     from ._device import device_info, sm_count, warmup
     from ._emulate import emulate
     from ._plan import Plan, plan
+    from ._tune import tune
 
     __version__: str
 
 __all__ = [
     "Plan",
+    "Tuned",
     "__version__",
+    "autotune",
     "batch_invariant",
     "device_info",
     "emulate",
@@ -33,6 +37,7 @@ __all__ = [
     "plan",
     "sm_count",
     "sm_limit",
+    "tune",
     "warmup",
 ]
 
@@ -43,6 +48,8 @@ _LAZY = {
     "sm_count": "_device",
     "warmup": "_device",
     "emulate": "_emulate",
+    "Tuned": "_cache",
+    "tune": "_tune",
 }
 _FRAMEWORKS = ("jax", "torch")
 

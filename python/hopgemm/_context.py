@@ -1,4 +1,4 @@
-"""Settings that hold for a block of code: SM limit, batch invariance, fallback to the framework's product.
+"""Settings that hold for a block of code: SM limit, batch invariance, fallback, tuning at first use.
 
 Thread-local, like torch.no_grad: a new thread starts from the environment's values, and an `await` inside a
 block carries its settings to whatever runs next on that thread. Arguments of `matmul` win over a block,
@@ -29,14 +29,16 @@ if TYPE_CHECKING:
         sm_limit: int
         batch_invariant: bool
         fallback: bool
+        autotune: bool = False
 
 else:  # typing.NamedTuple costs 4 ms of import
-    Settings = namedtuple("Settings", "sm_limit batch_invariant fallback")
+    Settings = namedtuple("Settings", "sm_limit batch_invariant fallback autotune", defaults=(False,))
 
 ENVIRONMENT = {
     "sm_limit": "HOPGEMM_SM_LIMIT",
     "batch_invariant": "HOPGEMM_BATCH_INVARIANT",
     "fallback": "HOPGEMM_FALLBACK",
+    "autotune": "HOPGEMM_AUTOTUNE",
 }
 _WORDS = {
     "1": True,
@@ -172,6 +174,17 @@ def batch_invariant(on: bool = True) -> AbstractContextManager[None]:
 def fallback(on: bool = True) -> AbstractContextManager[None]:
     """Within the block the framework's own product stands in where the kernel cannot run; it warns once."""
     return _Block(fallback=_as_bool("fallback", on))
+
+
+def autotune(on: bool = True) -> AbstractContextManager[None]:
+    """Within the block `matmul` tunes a product that has no entry in the cache yet, before its first eager
+    run: about a second each, see `tune`.
+
+    In PyTorch also the products of its gradients, where operands are matrices. What is compiled, traced,
+    captured in a CUDA graph, transformed or under autocast runs as chosen, and so does JAX with several
+    processes.
+    """
+    return _Block(autotune=_as_bool("autotune", on))
 
 
 def _as_bool(name: str, on: bool) -> bool:

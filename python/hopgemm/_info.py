@@ -11,7 +11,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
-from . import _context
+from . import _cache, _context
 
 _PACKAGES = ("torch", "jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "numpy", "nanobind-backend")
 
@@ -52,6 +52,7 @@ def collect() -> dict[str, Any]:
         "devices": devices,
         "packages": {name: _version(name) for name in _PACKAGES},
         "xla_ffi": {"hopgemm": list(_core.XLA_FFI_API), "jaxlib": _jaxlib_ffi()},
+        "cache": _cached(),
         "environment": _environment(),
         "loading": _loading(),
     }
@@ -76,6 +77,11 @@ def render(info: dict[str, Any]) -> str:
     ours, theirs = info["xla_ffi"]["hopgemm"], info["xla_ffi"]["jaxlib"]
     theirs_text = ".".join(map(str, theirs)) if theirs else "not found"
     lines.append(("XLA FFI", f"hopgemm {'.'.join(map(str, ours))}, jaxlib {theirs_text}"))
+    cache = info["cache"]
+    problems = f", {cache['problems']} problems: see hopgemm cache check" if cache["problems"] else ""
+    lines.append(
+        ("cache", f"{cache['path']}, {cache['entries']} tuned{problems}" if cache["path"] else "off")
+    )
     for name, entry in info["environment"].items():
         value = "not set" if entry["value"] is None else entry["value"]
         lines.append((name, value + (f"   <- {entry['problem']}" if entry["problem"] else "")))
@@ -121,6 +127,13 @@ def _jaxlib_ffi() -> list[int] | None:
     return None
 
 
+def _cached() -> dict[str, Any]:
+    """The file of tuned configs; `path` is None where there is none."""
+    path = _cache.location()
+    entries, problems = _cache.read(path) if path else ([], [])
+    return {"path": path and str(path), "entries": len(entries), "problems": len(problems)}
+
+
 def _environment() -> dict[str, dict[str, str | None]]:
     """The variables hopgemm reads, and those that only look as if it did."""
     entries: dict[str, dict[str, str | None]] = {}
@@ -131,6 +144,7 @@ def _environment() -> dict[str, dict[str, str | None]]:
         except ValueError as error:
             problem = str(error)
         entries[name] = {"value": os.environ.get(name), "problem": problem}
+    entries[_cache.VARIABLE] = {"value": os.environ.get(_cache.VARIABLE), "problem": None}
     for name in sorted(os.environ):
         if name.startswith("HOPGEMM_") and name not in entries:
             entries[name] = {"value": os.environ[name], "problem": "not a variable that hopgemm reads"}

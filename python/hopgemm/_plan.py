@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
 
-from . import _context, _core
+from . import _cache, _context, _core
 from ._device import device_index
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "half": "float16", "float": "float32"}
@@ -129,32 +129,47 @@ def plan(
             f"hopgemm.plan: a is {left.dtype} and b is {right.dtype}; must be one dtype, bfloat16 or "
             "float16. Cast one"
         )
-    batch_shape, rows, cols, depth = _product_shape(left, right)
-    result = _result(out, left, right, batch_shape, rows, cols)
-    out_name = dtype_name(out_dtype) if out_dtype is not None else (result.dtype or left.dtype)
+    product, where = _described(left, right, out, out_dtype)
+    if device is not None:
+        where["device"] = device_index(device)
+    _cache.install()
     settings = _context.current()
     return Plan(
         **_core.plan(
-            left.dtype,
-            out_name,
-            rows,
-            cols,
-            depth,
-            batch_shape,
-            _broadcast(left, batch_shape),
-            _broadcast(right, batch_shape),
-            result.strides,
-            alignment=(left.alignment, right.alignment, result.alignment),
+            *product,
+            **where,
             alpha=alpha,
             beta=beta,
             c=c is not None and c is not False,
             bias=bias is not None and bias is not False,
             config=config or "",
-            device=device_index(device) if device is not None else left.device,
             sm_limit=settings.sm_limit if sm_limit is None else sm_limit,
             batch_invariant=settings.batch_invariant if batch_invariant is None else batch_invariant,
         )
     )
+
+
+def operands(a: Any, b: Any, out: Any = None, out_dtype: Any = None) -> tuple[list[Any], dict[str, Any]]:
+    """How `_core.plan` wants a product of two operands described: its positional arguments, and `alignment`
+    and `device`. Raises as `plan`."""
+    return _described(_from_operand("a", a), _from_operand("b", b), out, out_dtype)
+
+
+def sizes(
+    m: int, n: int, k: int, dtype: Any, majors: str, batch: tuple[int, ...], out_dtype: Any
+) -> tuple[list[Any], dict[str, Any]]:
+    """`operands` of that size and layout, as they lie when they are made."""
+    return _described(*_from_sizes(m, n, k, dtype, majors, batch), None, out_dtype)
+
+
+def _described(left: _Operand, right: _Operand, out: Any, out_dtype: Any) -> tuple[list[Any], dict[str, Any]]:
+    batch_shape, rows, cols, depth = _product_shape(left, right)
+    result = _result(out, left, right, batch_shape, rows, cols)
+    out_name = dtype_name(out_dtype) if out_dtype is not None else (result.dtype or left.dtype)
+    strides = [_broadcast(left, batch_shape), _broadcast(right, batch_shape), result.strides]
+    product = [left.dtype, out_name, rows, cols, depth, batch_shape, *strides]
+    alignment = (left.alignment, right.alignment, result.alignment)
+    return product, {"alignment": alignment, "device": left.device}
 
 
 def dtype_name(dtype: Any) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ._emulate import EmulationError, configs, emulate
+from ._progress import Bar
 
 _MUTANT = re.compile(r"\| (k\w+ \(\w+\)) \| (\d+) \| ([\d.]+)% \|")
 _NAME = re.compile(r"(bf16|f16)_([km])([kn])_(\d+)x(\d+)x(\d+)_c(\d+)x(\d+)_s(\d+)_\w+")
@@ -108,14 +109,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Runs what add_arguments() parsed; see main()."""
 
-    def report(x: Verified) -> None:
-        if not options.json:
-            print(f"{x.name:40} {x.runs:4} runs  {'ok' if x.ok else 'FAILED: ' + x.failure}", flush=True)
-
+    total, done = 1 if options.config else len(configs()), 0
     try:
-        result = run(options.config, options.seeds, report)
-        if options.mutants:
-            result["mutants"] = run_mutants(options.mutants, options.seeds)
+        with Bar() as bar:
+
+            def report(x: Verified) -> None:
+                nonlocal done
+                done += 1
+                if not options.json:
+                    bar.print(f"{x.name:40} {x.runs:4} runs  {'ok' if x.ok else 'FAILED: ' + x.failure}")
+                bar.update(done / total, f"{done} of {total} kernels")
+
+            result = run(options.config, options.seeds, report)
+            if options.mutants:
+                bar.update(1.0, "broken kernels")
+                result["mutants"] = run_mutants(options.mutants, options.seeds)
     except ValueError as error:
         parser.error(str(error))
     except RuntimeError as error:

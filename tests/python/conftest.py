@@ -1,8 +1,14 @@
-"""What every test relies on: tests marked `gpu` are skipped, with a reason, where there is no Hopper GPU."""
+"""What every test relies on: tests marked `gpu` are skipped, with a reason, where there is no Hopper GPU.
+
+No cache of tuned configs is read or written.
+"""
 
 import functools
+import os
 
 import pytest
+
+os.environ.setdefault("HOPGEMM_CACHE", "off")  # what was tuned on this machine is no business of the tests
 
 
 def pytest_addoption(parser):

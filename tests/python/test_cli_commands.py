@@ -1,11 +1,27 @@
 """The command line as a user meets it: each command in a process of its own."""
 
+import io
 import json
 import os
 import subprocess
 import sys
 
 import pytest
+from test_cache import entry
+
+from hopgemm import _cache, _core
+from hopgemm._cli import COMMANDS, _parser, main
+from hopgemm._progress import Bar
+
+
+@pytest.fixture
+def one_thread():
+    """For commands that multiply in this process; see `hopgemm` for the reason."""
+    torch = pytest.importorskip("torch")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def hopgemm(*arguments, status=0, **environment):
@@ -14,17 +30,123 @@ def hopgemm(*arguments, status=0, **environment):
         [sys.executable, "-m", "hopgemm", *arguments],
         capture_output=True,
         text=True,
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", **environment},
+        env={
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",  # threads that spin for small products are slow on a busy machine
+            **environment,
+        },
     )
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout if status == 0 else done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("command", ["info", "demo", "plan", "bench"])
-def test_help_has_an_example(command):
-    text = hopgemm(command, "--help")
-    assert f"example:\n  hopgemm {command}" in text
-    assert command in hopgemm("--help")
+def test_every_command_is_there():
+    assert {"info", "demo", "plan", "bench", "tune", "ladder", "verify", "selftest", "cache"} <= {*COMMANDS}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example_that_is_taken(command, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    text = capsys.readouterr().out
+    assert f"example:\n  hopgemm {COMMANDS[command].example}\n" in text
+    assert COMMANDS[command].example.partition(" ")[0] == command
+    assert "--json" in text
+    _parser([command]).parse_args(COMMANDS[command].example.split())
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    assert f"  {command} " in capsys.readouterr().out
+
+
+# What each command does without a GPU, in a second or two: its arguments and its exit status.
+WITHOUT_GPU = {
+    "info": ([], 0),
+    "demo": (["--size", "64"], 0),
+    "plan": (["64", "64", "64"], 0),
+    "bench": (["--shapes", "64x64x64"], 1),
+    "tune": (["--shapes", "64x64x64"], 1),
+    "ladder": ([], 1),
+    "trace": (["512", "512", "256", "--config", "bf16_kk_128x256x64_c2x1_s4_coop"], 0),
+    "verify": (["--config", _core.configs()[0], "--seeds", "1"], 0),
+    "selftest": ([], 1),
+    "cache": (["check"], 0),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_status_json_and_no_bar_where_there_is_no_terminal(
+    command, tmp_path, capsys, monkeypatch, one_thread
+):
+    if _core.device_count():
+        pytest.skip("this machine has a GPU")
+    pytest.importorskip("jax")
+    monkeypatch.chdir(tmp_path)  # some write files
+    monkeypatch.setenv("HOPGEMM_CACHE", "tuned.json")
+    arguments, status = WITHOUT_GPU[command]
+    plain = ["--json"] if _takes_no_file(command) else ["--json", "out.json"]
+    assert main([command, *arguments, *plain]) == status
+    said = capsys.readouterr()
+    assert "\r" not in said.err and "\x1b" not in said.out + said.err
+    if status == 0:
+        assert said.err == ""
+        json.loads(said.out if plain == ["--json"] else (tmp_path / "out.json").read_text())
+    else:
+        assert said.err.startswith("error: ") and said.out == ""
+        assert "GPU" in said.err
+
+
+def _takes_no_file(command):
+    options = _parser([command]).parse_args([command, *WITHOUT_GPU[command][0]])
+    return options.json is False
+
+
+def test_a_bar_on_a_terminal(monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with Bar() as bar:
+        bar.update(0.5, "half way")
+    assert "[###############...............]  50%" in terminal.getvalue()
+    assert "half way" in terminal.getvalue()
+    assert terminal.getvalue().endswith("\r\x1b[K")
+
+
+def test_help_loads_no_framework():
+    code = "import sys; from hopgemm._cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+    code += "assert not {'torch', 'jax', 'numpy', 'hopgemm._core'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_a_reader_that_leaves_early_is_no_traceback():
+    command = f"{sys.executable} -m hopgemm plan 64 64 64 | true"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.stderr == ""
+
+
+def test_cache(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "tuned.json"
+    monkeypatch.setenv("HOPGEMM_CACHE", str(path))
+
+    def run(what, status=0):
+        assert main(["cache", what, "--json"]) == status
+        return json.loads(capsys.readouterr().out)
+
+    assert run("path") == {"path": str(path)}
+    assert run("show")["entries"] == []
+    _cache.store([entry(), entry(m=8, config="bf16_kn_64x128x64_c1x1_s8_pingpong")])
+    assert [x["m"] for x in run("show")["entries"]] == [4096, 8]
+    checked = run("check", status=1)
+    assert (checked["entries"], checked["used"], len(checked["problems"])) == (2, 1, 1)
+    assert main(["cache", "show"]) == 0
+    assert "4096x4096x4096 kk bfloat16 132 SMs: 190.0 us (untuned 200.0)" in capsys.readouterr().out
+    assert run("clear")["removed"] == 2
+    assert not path.exists()
+    assert run("clear")["removed"] == 0
+    monkeypatch.setenv("HOPGEMM_CACHE", "off")
+    assert main(["cache", "path"]) == 1
+    assert "there is no cache" in capsys.readouterr().err
 
 
 def test_the_console_script():
@@ -49,6 +171,10 @@ def test_the_console_script():
         (["bench", "--shapes", "64x64"], "must be MxNxK"),
         (["bench", "--shapes", "64x64x64", "--suite", "core"], "not allowed with"),
         (["bench", "--protocol", "quick"], "invalid choice"),
+        (["tune"], "--shapes --suite is required"),
+        (["tune", "--suite", "core", "--majors", "kk,nt"], "'nt': must be of kk, kn, mk, mn"),
+        (["tune", "--suite", "core", "--part", "3/2"], "must be i/n"),
+        (["cache", "burn"], "invalid choice"),
     ],
 )
 def test_a_wrong_command_line_is_2(arguments, message):
@@ -158,11 +284,10 @@ def test_demo_table_names_what_computed():
     assert "XLA on the CPU" in text
 
 
-def test_demo_tells_a_wrong_product(monkeypatch, capsys):
+def test_demo_tells_a_wrong_product(monkeypatch, capsys, one_thread):
     """One wrong element of the checked rows: the row says NO, and the exit status is 1."""
     torch = pytest.importorskip("torch")
     from hopgemm import _demo
-    from hopgemm._cli import main
 
     def wrong(a, b):
         product = torch.mm(a, b)

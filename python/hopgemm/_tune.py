@@ -1,0 +1,328 @@
+"""`hopgemm.tune`: the fastest config for a product on the user's own GPU, and `autotune` at first use.
+
+Candidates are all compiled kernels that can run the product, and some schedules of the best. Each multiplies
+exact integers and is compared with the framework's product before it may win. What a framework has to do for
+that is in `_tune_torch` and `_tune_jax`; the file of winners is `_cache`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import itertools
+import re
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from . import _bench_protocols as protocols
+from . import _cache, _context, _core
+from ._bench_meter import Meter
+from ._cache import Key, Tuned
+from ._plan import dtype_name, sizes
+from ._shapes import Shape, format_shape, parse_shape
+
+# CTAs that share a tile's K; strips of so many clusters along M or N (names of configs: docs/tuning.md).
+_SPLITS = ("", "+split2", "+split4", "+split8")
+_WALKS = ("+m4", "+m8", "+m16", "+n4", "+n8")
+_LONG_US = 1000.0  # from here on the power limit decides, and only sustained runs rank kernels rightly
+_MARGIN = 1.01  # a winner is faster than the default by more than noise, or the default stays
+_SCREEN_ROUNDS, _QUICK_ROUNDS = 3, 5
+_HOPELESS = 2.0  # times the best, at a single look
+
+Report = Callable[[float, str], None]
+
+
+class Bench(Protocol):
+    """One product's operands on a GPU, and the kernels on them."""
+
+    def is_exact(self, config: str) -> bool:
+        """Does this kernel multiply integers as the framework does, bit for bit?"""
+        ...
+
+    def contender(self, config: str) -> protocols.Contender:
+        """The kernel, ready to be timed."""
+        ...
+
+
+OpenBench = Callable[[Key], Bench]
+
+
+def tune(
+    shapes: Iterable[Shape | str],
+    *,
+    dtype: Any = "bfloat16",
+    majors: str | Sequence[str] = "kk",
+    out_dtype: Any = None,
+    batch: int = 1,
+    batch_invariant: bool | None = None,
+    sm_limit: int | None = None,
+    framework: str = "auto",
+    save: bool = True,
+    progress: Report | None = None,
+) -> list[Tuned]:
+    """Finds the fastest config for each product on this machine's Hopper GPU, and uses it from now on.
+
+    The winners are kept in the user's cache, for this GPU, driver and version of hopgemm: later processes
+    take them too, in PyTorch and in JAX, compiled programs and gradients included. 2 to 30 s a product.
+
+    Args:
+        shapes: (M, N, K), or text such as "4096x4096x4096". Leading dimensions of A that share B count as
+            rows: (8, 512, K) @ (K, N) has M = 4096.
+        dtype: of the operands: bfloat16 or float16, or several.
+        majors: the contiguous dimensions of A and of B: "kk" is `x @ w.T`, "kn" `a @ b`, "mk" and "mn"; or
+            several.
+        out_dtype: the operands' dtype (None) or float32.
+        batch: products in one call, each with operands of its own.
+        batch_invariant, sm_limit: as in `matmul`; None: the enclosing block's setting.
+        framework: through which to run: "torch", "jax", or "auto": torch where it is installed.
+        save: False leaves the cache's file alone; the winners hold for this process.
+        progress: called with the part that is done, 0 to 1, and what is being done.
+
+    Returns:
+        One `Tuned` for each product, in the order of dtypes, majors and shapes.
+
+    Raises:
+        ValueError: a shape, dtype or option outside its rule.
+        RuntimeError: no framework, no Hopper GPU, or not enough of its memory.
+    """
+    wanted = [parse_shape(shape) if isinstance(shape, str) else _checked(shape) for shape in shapes]
+    dtypes = [dtype_name(x) for x in (dtype if isinstance(dtype, (list, tuple)) else [dtype])]
+    layouts = [majors] if isinstance(majors, str) else list(majors)
+    for name, values, good in (
+        ("dtype", dtypes, ("bfloat16", "float16")),
+        ("majors", layouts, ("kk", "kn", "mk", "mn")),
+        ("framework", [framework], ("auto", "torch", "jax")),
+    ):
+        for value in values:
+            if value not in good:
+                raise ValueError(f"hopgemm.tune: {name} is {value!r}; must be one of {', '.join(good)}")
+    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+        raise ValueError(f"hopgemm.tune: batch is {batch!r}; must be 1 or more")
+    settings = _context.current()
+    limit = settings.sm_limit if sm_limit is None else sm_limit
+    invariant = settings.batch_invariant if batch_invariant is None else batch_invariant
+    module = _framework(framework)
+    device = module.current_device()
+    gpu = _hopper(device)
+    _cache.install()
+    where = {"facts": {"name": gpu["name"], "sm_count": gpu["sm_count"]}, "sm_limit": limit}
+    where["batch_invariant"] = bool(invariant)
+    # All of them before anything is measured.
+    keys = [
+        _key(size, name, layout, batch, _out_name(out_dtype, name), where)
+        for name, layout, size in itertools.product(dtypes, layouts, wanted)
+    ]
+    found = []
+    for i, key in enumerate(keys):
+
+        def report(done: float, text: str, i: int = i, key: Key = key) -> None:
+            if progress:
+                progress((i + done) / len(keys), f"{key}: {text}")
+
+        found.append(search(key, gpu["name"], module.open_bench, report))
+        keep(found[-1:], save)
+    return found
+
+
+def search(key: Key, gpu: str, open_bench: OpenBench, report: Report, quick: bool = False) -> Tuned:
+    """The fastest exact config of one product. `quick`: fewer schedules and rounds, about a second.
+
+    RuntimeError where there is no exact one, or as `open_bench` does.
+    """
+    names, default = candidates(key, gpu), plan_of(key, gpu, tuned=False)["config"]
+    report(0.0, "making operands")
+    field = _Field(key, open_bench(key))
+    report(0.1, "checking kernels")
+    good = field.exact([default, *names])
+    if not good:
+        raise RuntimeError(
+            f"hopgemm.tune: no kernel multiplies {key} exactly on this GPU. Run hopgemm selftest"
+        )
+    report(0.3, f"timing {len(good)} kernels")
+    times = field.times(field.promising(good), _SCREEN_ROUNDS)
+    variants = field.exact(schedules(_best(times, 1 if quick else 2), key, gpu))
+    if variants:
+        report(0.6, f"timing {len(variants)} schedules")
+        times |= field.times(variants, _SCREEN_ROUNDS)
+    finalists = list(dict.fromkeys([*_best(times, 3), *([default] if default in good else [])]))
+    report(0.8, f"timing the {len(finalists)} best")
+    if quick:
+        final = field.times(finalists, _QUICK_ROUNDS)
+    elif min(times.values()) * 1e6 < _LONG_US:
+        final = field.times(finalists, protocols.SINGLE_ROUNDS)
+    else:
+        final = field.sustained_times(finalists)
+    (winner,) = _best(final, 1)
+    if default in final and final[default] < _MARGIN * final[winner]:
+        winner = default
+    driver, version = _core.driver_version(), _cache.version()
+    before = final.get(default, final[winner])
+    return Tuned(gpu, driver, version, key, winner, final[winner] * 1e6, default, before * 1e6)
+
+
+class _Field:
+    """The kernels that compete for one product."""
+
+    def __init__(self, key: Key, bench: Bench) -> None:
+        self._key, self._bench = key, bench
+        self._contenders: dict[str, protocols.Contender] = {}
+
+    def exact(self, configs: Iterable[str]) -> list[str]:
+        """Those that give the right numbers; a warning for each that does not."""
+        good = []
+        for config in dict.fromkeys(configs):
+            if self._bench.is_exact(config):
+                good.append(config)
+            else:
+                warnings.warn(
+                    f"hopgemm.tune: config {config} gives wrong numbers for {self._key}, and is left out. "
+                    "Please report this, with the output of `hopgemm info`",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
+        return good
+
+    def promising(self, configs: list[str]) -> list[str]:
+        """Those that a single look does not rule out: a kernel for 16 rows is no kernel for 16384."""
+        rough = {config: protocols.estimate(self._contender(config)) for config in configs}
+        return [config for config in configs if rough[config] <= _HOPELESS * min(rough.values())]
+
+    def times(self, configs: list[str], rounds: int) -> dict[str, float]:
+        """Seconds of each, in turn."""
+        timed = protocols.single([self._contender(config) for config in configs], rounds=rounds)
+        return dict(zip(configs, (result.seconds for result in timed), strict=True))
+
+    def sustained_times(self, configs: list[str]) -> dict[str, float]:
+        """Seconds of each, alone and settled."""
+        timed = protocols.sustained([self._contender(config) for config in configs], Meter())
+        return dict(zip(configs, (result.seconds for result in timed), strict=True))
+
+    def _contender(self, config: str) -> protocols.Contender:
+        if config not in self._contenders:
+            self._contenders[config] = self._bench.contender(config)
+        return self._contenders[config]
+
+
+def candidates(key: Key, gpu: str) -> list[str]:
+    """Every compiled kernel that can run the product, by its full name; with each split of K it takes."""
+    names = []
+    for config, split in itertools.product(_core.configs(), _SPLITS):
+        with contextlib.suppress(ValueError, RuntimeError):  # other dtypes or majors, too few SMs, no split
+            names.append(plan_of(key, gpu, config + split)["config"])
+    return list(dict.fromkeys(names))
+
+
+def schedules(configs: Iterable[str], key: Key, gpu: str) -> list[str]:
+    """Other walks over the tiles for these kernels, where there are more tiles than CTAs."""
+    names = []
+    for config in configs:
+        instance, ctas = config.partition("+")[0], re.search(r"\+ctas\d+", config)
+        if plan_of(key, gpu, config)["waves"] <= 1:
+            continue
+        # HAZARD: a name without a schedule stands for the usual one: "all CTAs" has to be said by number.
+        pools = dict.fromkeys([f"+ctas{key.sm_count}", *([ctas.group()] if ctas else [])])
+        for walk, pool in itertools.product(_WALKS, pools):
+            with contextlib.suppress(ValueError):
+                names.append(plan_of(key, gpu, instance + walk + pool)["config"])
+    return [name for name in dict.fromkeys(names) if name not in configs]
+
+
+def plan_of(key: Key, gpu: str, config: str = "", tuned: bool = True) -> dict[str, Any]:
+    """`_core.plan` of the product of a key."""
+    product, where = _cache.arguments(key, gpu)
+    return _core.plan(*product, **where, config=config, tuned=tuned)
+
+
+def keep(found: list[Tuned], save: bool = True) -> None:
+    """Lets winners answer in this process and, unless `save` is off, in later ones; warns where it cannot."""
+    _cache.adopt(found)
+    if not save:
+        return
+    try:
+        _cache.store(found)
+    except OSError as error:
+        warnings.warn(
+            f"hopgemm: the cache of tuned configs cannot be written ({error}): what was found holds for this "
+            f"process. Name a file with {_cache.VARIABLE}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+# ---- at first use ----
+
+_tuning = threading.Lock()
+_tried: set[tuple[str, Key]] = set()
+
+
+def at_first_use(product: list[Any], options: dict[str, Any], open_bench: OpenBench) -> None:
+    """Tunes the product that `_core.tuning_key(*product, **options)` names, unless there is an entry for it.
+
+    Never raises: what cannot be tuned runs as hopgemm chooses, with a warning.
+    """
+    with _tuning:
+        fields = _core.tuning_key(*product, **options)
+        if fields is None:  # nothing to compute
+            return
+        key, gpu = Key(*fields), _core.device_info(options["device"])["name"]
+        if (gpu, key) in _tried or _cache.is_known(gpu, key):
+            return
+        _tried.add((gpu, key))
+        try:
+            keep([search(key, gpu, open_bench, lambda done, text: None, quick=True)])
+        except (RuntimeError, ValueError) as error:
+            warnings.warn(f"{error}: hopgemm's own choice runs {key}", RuntimeWarning, stacklevel=4)
+
+
+# ---- parts ----
+
+
+def _best(times: dict[str, float], count: int) -> list[str]:
+    return sorted(times, key=times.__getitem__)[:count]
+
+
+def _checked(shape: Any) -> Shape:
+    """ValueError unless this is three positive integers."""
+    sizes = tuple(shape)
+    if len(sizes) != 3 or not all(isinstance(x, int) and not isinstance(x, bool) and x > 0 for x in sizes):
+        raise ValueError(f"hopgemm.tune: shape {shape!r}; must be (M, N, K), three positive integers")
+    return sizes
+
+
+def _out_name(out_dtype: Any, dtype: str) -> str:
+    name = dtype if out_dtype is None else dtype_name(out_dtype)
+    if name not in (dtype, "float32"):
+        raise ValueError(f"hopgemm.tune: out_dtype is {name}; must be {dtype} or float32")
+    return name
+
+
+def _key(shape: Shape, dtype: str, majors: str, batch: int, out_dtype: str, where: dict[str, Any]) -> Key:
+    """Of the product of operands as they are made; ValueError where no kernel runs it."""
+    product, _ = sizes(*shape, dtype, majors, (batch,) if batch > 1 else (), out_dtype)
+    try:
+        _core.plan(*product, **where)
+    except ValueError as error:
+        raise ValueError(f"hopgemm.tune: {format_shape(shape)}, {majors}: {error}") from None
+    fields = _core.tuning_key(*product, **where)
+    assert fields is not None  # the plan was made, and no size is 0
+    return Key(*fields)
+
+
+def _hopper(device: int) -> dict[str, Any]:
+    gpu = _core.device_info(device)
+    if tuple(gpu["compute_capability"]) != (9, 0):
+        found = ".".join(map(str, gpu["compute_capability"]))
+        raise RuntimeError(f"hopgemm.tune: {gpu['name']} is of compute capability {found}; 9.0 is needed")
+    return gpu
+
+
+def _framework(name: str) -> Any:
+    """`_tune_torch` or `_tune_jax`. RuntimeError where there is no such framework."""
+    names = ("torch", "jax") if name == "auto" else (name,)
+    for candidate in names:
+        if importlib.util.find_spec(candidate) is not None:
+            return importlib.import_module(f"{__package__}._tune_{candidate}")
+    raise RuntimeError(f"hopgemm.tune: {' or '.join(names)} is not installed; it holds the operands")

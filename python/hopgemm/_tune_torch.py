@@ -1,0 +1,178 @@
+"""What tuning needs of PyTorch: operands, an exact reference, kernels in CUDA graphs; and the eager hook."""
+
+# Much of what is called here has no annotations in torch.
+# mypy: disable-error-code="no-untyped-call"
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from . import _core, _tune
+from . import torch as hopgemm_torch
+from ._bench_case import rotation_sets
+from ._cache import Key, leading
+from ._device import device_info
+from ._plan import operands
+from ._torch_autograd import PLAIN, is_intercepted
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_MAX_SETS = 128
+_REFERENCE_ROWS = 4096  # of the fp32 reference at a time
+
+
+def current_device() -> int:
+    """PyTorch's current GPU. RuntimeError where it sees none."""
+    if not torch.cuda.is_available():
+        raise RuntimeError("hopgemm.tune: PyTorch sees no GPU; one of compute capability 9.0 is needed")
+    return torch.cuda.current_device()
+
+
+@contextmanager
+def _undisturbed(device: int) -> Iterator[None]:
+    """Outside of what the caller may have around a call: autograd, autocast, another current device."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.autocast("cuda", enabled=False))
+        stack.enter_context(torch.cuda.device(device))
+        yield
+
+
+class Bench:
+    """See `_tune.Bench`. Results go to scratch memory, whatever the call that asks does with its own."""
+
+    def __init__(self, key: Key) -> None:
+        self._key, self._device = key, current_device()
+        self._generator = torch.Generator(device="cuda").manual_seed(0)
+        sm_count = device_info(self._device)["sm_count"]
+        self._options: dict[str, Any] = {
+            "sm_limit": key.sm_count if key.sm_count < sm_count else 0,
+            "batch_invariant": key.batch_invariant,
+        }
+        batch = key.batch_inner * key.batch_outer
+        l2_bytes = device_info(self._device)["l2_bytes"]
+        count = rotation_sets((batch * key.m, batch * key.n, key.k), l2_bytes, _MAX_SETS)
+        with _undisturbed(self._device):
+            try:
+                self._integers = self._operands(lambda x: x.random_(-2, 3, generator=self._generator))
+                self._sets = [
+                    self._operands(lambda x: x.normal_(generator=self._generator)) for _ in range(count)
+                ]
+                self._out = torch.empty(
+                    self._shape(key.m, key.n), dtype=_DTYPES[key.out_dtype], device="cuda"
+                )
+                self._reference = self._multiply()
+            except torch.OutOfMemoryError as error:
+                raise RuntimeError(f"hopgemm.tune: not enough memory for {key}: {error}") from None
+        product, where = operands(*self._sets[0], self._out)
+        where.update(self._options)
+        if _core.tuning_key(*product, **where) != key:
+            raise RuntimeError(f"hopgemm.tune: PyTorch cannot lay out operands for {key}")
+
+    def _shape(self, rows: int, cols: int) -> tuple[int, ...]:
+        outer, inner = self._key.batch_outer, self._key.batch_inner
+        return (*([outer] if outer > 1 else []), *([inner] if outer * inner > 1 else []), rows, cols)
+
+    def _operands(self, fill: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        def make(rows: int, cols: int, row_major: bool) -> torch.Tensor:
+            rows, cols = (rows, cols) if row_major else (cols, rows)
+            padded = torch.zeros(
+                self._shape(rows, leading(cols)), dtype=_DTYPES[self._key.dtype], device="cuda"
+            )
+            x = padded[..., :cols]
+            fill(x)
+            return x if row_major else x.mT
+
+        key = self._key
+        return make(key.m, key.k, key.majors[0] == "k"), make(key.k, key.n, key.majors[1] == "n")
+
+    def _multiply(self) -> torch.Tensor:
+        """The integers' product by torch: exact in fp32, and rounded once."""
+        a, b = self._integers
+        wide = b.float()
+        rows = range(0, self._key.m, _REFERENCE_ROWS)
+        parts = [(a[..., i : i + _REFERENCE_ROWS, :].float() @ wide).to(self._out.dtype) for i in rows]
+        return torch.cat(parts, -2)
+
+    def _run(self, config: str, pair: tuple[torch.Tensor, torch.Tensor]) -> None:
+        hopgemm_torch.matmul(*pair, out=self._out, config=config, **self._options)
+
+    def is_exact(self, config: str) -> bool:
+        """See `_tune.Bench`."""
+        with _undisturbed(self._device):
+            self._out.fill_(math.nan)
+            self._run(config, self._integers)
+            return torch.equal(self._out, self._reference)
+
+    def contender(self, config: str) -> _Contender:
+        """See `_tune.Bench`."""
+        return _Contender(self, config)
+
+
+class _Contender:
+    """One kernel as a CUDA graph over all sets of operands; see `_bench_protocols.Contender`."""
+
+    name = "hopgemm"
+
+    def __init__(self, bench: Bench, config: str) -> None:
+        self.config, self._count, self._device = config, len(bench._sets), bench._device
+        self._graph = torch.cuda.CUDAGraph()
+        with _undisturbed(self._device):
+            bench._run(config, bench._sets[0])  # what is loaded once must not be captured
+            # HAZARD: the default mode would fail what other threads of the program allocate meanwhile.
+            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+                for pair in bench._sets:
+                    bench._run(config, pair)
+
+    def run(self, launches: int) -> tuple[int, float]:
+        """Whole rotations."""
+        with torch.cuda.device(self._device):
+            first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            replays = math.ceil(launches / self._count)
+            first.record()
+            for _ in range(replays):
+                self._graph.replay()
+            last.record()
+            last.synchronize()
+        return replays * self._count, first.elapsed_time(last) / 1e3
+
+
+open_bench = Bench
+
+
+def before_call(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    sm_limit: int,
+    batch_invariant: bool,
+) -> None:
+    """Inside `hopgemm.autotune()`, before a product of matrices runs: tunes it, and the products of its
+    gradients. Does nothing under a capture, a transform or a compiler, or off the GPU."""
+    if not (type(a) in PLAIN and type(b) in PLAIN and a.is_cuda and a.device == b.device):
+        return
+    if is_intercepted() or torch.cuda.is_current_stream_capturing():
+        return
+    if (
+        a.dtype != b.dtype
+        or a.dtype not in (torch.bfloat16, torch.float16)
+        or torch.is_autocast_enabled("cuda")
+    ):
+        return
+    calls = [(a, b, out, out_dtype)]
+    if torch.is_grad_enabled() and out is None and a.dim() == b.dim() == 2 and a.shape[1] == b.shape[0]:
+        grad = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device="meta")
+        calls += [(grad, b.mT, None, None)] * a.requires_grad + [(a.mT, grad, None, None)] * b.requires_grad
+    for left, right, result, dtype in calls:
+        try:
+            product, where = operands(left, right, result, dtype)
+        except (TypeError, ValueError):  # the call itself will say so
+            return
+        where.update(device=a.device.index, sm_limit=sm_limit, batch_invariant=batch_invariant)
+        with torch.cuda.device(a.device):
+            _tune.at_first_use(product, where, open_bench)
