@@ -16,7 +16,7 @@ constexpr double kL2BytesPerCycle = 58;   // what one SM gets from L2 when all o
 constexpr double kMinStepCycles = 300;    // a step of K takes so long however little there is to multiply
 constexpr double kTurnaroundCycles = 1300;  // between two tiles of a cooperative kernel: drain, round, refill
 constexpr double kHandoverCycles = 250;  // from one ping-pong consumer to the other
-// Of small products, fitted to 380 more (docs/notes/2026-11-29-small-m.md).
+// Of small products, fitted to 345 more (docs/notes/2026-11-29-small-m.md).
 constexpr double kLaunchCycles = 6000;
 constexpr double kLatencyCycles = 2300;  // of a load; a ring hides as much of it as it has stages
 constexpr double kIngestBytesPerCycle = 66;  // what one SM takes in when few pull

@@ -1,49 +1,48 @@
-// The contract between the role loops and whatever runs them: PtxHw on the GPU, EmulatedHw on the CPU. One
-// object per role. A call stands for the whole role (one producer thread, or the 128 threads of a consumer),
-// never for a lane.
+// The contract between the role loops and whatever runs them: PtxHw on the GPU, EmulatedHw on the CPU.
+// One object per role. A call stands for the whole role (one producer thread, or the 128 threads of a
+// consumer), never for a lane.
 //
 // What orders what
 //
-// - init, fence_init: by the leader alone; then cta_sync or cluster_sync makes the barriers known to all.
-// - cta_sync, cluster_sync: every thread of the CTA or cluster meets; what was before it is visible after it.
+// - init, fence_init: by the leader alone; then cta_sync or cluster_sync makes the barriers known to
+//   all.
+// - cta_sync, cluster_sync: every thread of the CTA or cluster meets; what was before it is visible
+//   after it.
 // - wait(barrier, parity): returns when the phase of that parity has completed; everything before the
-// arrivals
-//   that completed it is visible after it. Barriers start in phase 0; a wait for parity 1 then passes.
-// - arrive_expect_tx: one arrival, and `bytes` more that copies must deliver before the phase can complete.
-// - arrive_cluster: one arrival on this barrier in every CTA of the mask. Orders nothing but what the caller
-//   waited for: the wgmma that read the stage.
-// - load<multicast>: returns at once; some time later the box is in shared memory (of every CTA of the mask,
-// at
-//   the same offset) and its bytes are counted on that CTA's barrier of the same place. Elements outside the
-//   tensor arrive as zeros, and count.
-// - mma: returns at once; reads both operands any time until the mma_wait that covers its group returns.
-// - mma_commit, mma_wait<n>: closes a group; waits until at most n groups are unfinished. Groups finish in
-// order.
+//   arrivals that completed it is visible after it. Barriers start in phase 0; a wait for parity 1 then
+//   passes.
+// - arrive_expect_tx: one arrival, and `bytes` more that copies must deliver before the phase can
+//   complete.
+// - arrive_cluster: one arrival on this barrier in every CTA of the mask. Orders nothing but what the
+//   caller waited for: the wgmma that read the stage.
+// - load<multicast>: returns at once; some time later the box is in shared memory (of every CTA of the
+//   mask, at the same offset) and its bytes are counted on that CTA's barrier of the same place.
+//   Elements outside the tensor arrive as zeros, and count.
+// - mma: returns at once; reads both operands any time until the mma_wait that covers its group
+//   returns.
+// - mma_commit, mma_wait<n>: closes a group; waits until at most n groups are unfinished. Groups finish
+//   in order.
 // - round: rounds the accumulator to 16 bits, to nearest even, in registers.
 // - stage: puts a piece (of the rounded result, or of the fp32 accumulator) into the staging slot, by
-// ordinary
-//   writes.
-// - fence_proxy_async: ordinary writes of this thread before it are seen by copies that are issued after it.
+//   ordinary writes.
+// - fence_proxy_async: ordinary writes of this thread before it are seen by copies that are issued
+//   after it.
 // - consumer_sync: all 128 threads of this consumer meet.
-// - store: returns at once; reads the slot any time until store_wait_read<n> covers it. Clips at the edges.
-//   HAZARD: writes the tensor's last 16 bytes of a row whole, also where the row ends inside them.
+// - store: returns at once; reads the slot any time until store_wait_read<n> covers it. Clips at the
+//   edges. HAZARD: writes the tensor's last 16 bytes of a row whole, also where the row ends inside
+//   them.
 // - store_direct: leaves the slot by ordinary writes, element by element inside the result; to
-// store_wait_read
-//   it is a store that has finished.
+//   store_wait_read it is a store that has finished.
 // - store_wait_read<n>: all but the last n stores have read their slots; then consumer_sync.
 // - store_drain: every store is done, in memory too.
-// - send_sums: each warp puts its 16 rows of the accumulator into the exchange slot of the CTA that owns
-// them,
-//   then arrives on that CTA's sums_full: what it wrote goes with the arrival.
-// - wait_peers: as wait, for what other CTAs arrived with: what they wrote into this CTA's shared memory is
-// visible
-//   after it, and what they read of theirs may be overwritten.
-// - reduce_sums: this consumer's share of the CTA's own bands: adds the parts in the order of the split,
-// scales,
-//   rounds, and writes by plain stores what lies inside the result.
-// - arrive_split: one arrival on this barrier in every CTA that shares the tile; what this thread read before
-// is
-//   read.
+// - send_sums: each warp puts its 16 rows of the accumulator into the exchange slot of the CTA that
+//   owns them, then arrives on that CTA's sums_full: what it wrote goes with the arrival.
+// - wait_peers: as wait, for what other CTAs arrived with: what they wrote into this CTA's shared
+//   memory is visible after it, and what they read of theirs may be overwritten.
+// - reduce_sums: this consumer's share of the CTA's own bands: adds the parts in the order of the
+//   split, scales, rounds, and writes by plain stores what lies inside the result.
+// - arrive_split: one arrival on this barrier in every CTA that shares the tile; what this thread read
+//   before is read.
 #pragma once
 #include <concepts>
 #include <cstdint>

@@ -1,7 +1,7 @@
-// The way out of a swapped kernel: every CTA of the split sends each band of its sums to the band's owner
-// through distributed shared memory; owners add them up in the order of the split, whichever arrived first,
-// scale, round and write. A split of one sends to itself: the bands only change places, so that columns of
-// the tile, rows of the caller's result, leave in one piece.
+// The way out of a swapped kernel: every CTA of the split sends each band of its sums to the band's
+// owner through distributed shared memory; owners add them up in the order of the split, whichever
+// arrived first, scale, round and write. A split of one sends to itself: the bands only change places,
+// so that columns of the tile, rows of the caller's result, leave in one piece.
 //
 // - sums_full: 8 bands have arrived, from all CTAs of the split; the owner's consumers may read.
 // - sums_empty: every owner has read what this CTA sent; its consumers may send again.

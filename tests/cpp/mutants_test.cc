@@ -28,10 +28,11 @@ template <KernelConfig kConfig> Case hard_case() {
 
 // What a message says, without the numbers of this run.
 std::string kind_of(const std::string& failure) {
-  for (const char* kind : {"deadlock", "race", "an arrival too many", "which it has had", "has missed phase",
-                           "middle of a phase", "in the middle of phase", "does not know", "is stored twice",
-                           "wrong number", "cannot know that it is initialized", "overwrites the barrier",
-                           "copies cannot see", "which has left", "before its wgmma", "bytes pending"})
+  for (const char* kind :
+       {"deadlock", "race", "an arrival too many", "which it has had", "has missed phase",
+        "middle of a phase", "in the middle of phase", "does not know", "is stored twice", "wrong number",
+        "cannot know that it is initialized", "overwrites the barrier", "outside the shared memory",
+        "copies cannot see", "which has left", "before its wgmma", "bytes pending"})
     if (failure.find(kind) != std::string::npos) return kind;
   return failure;
 }

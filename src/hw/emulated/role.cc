@@ -84,6 +84,8 @@ bool Role::in_order(int job) const {
 void Role::access(Cta& cta, int offset, int bytes, bool write, Epoch epoch, const Clock& clock,
                   const char* what) {
   if (cta.left) machine_.fail(text("%s in CTA %d, which has left", what, cta.index));
+  if (offset < 0 || offset + bytes > static_cast<int>(cta.smem.size()))
+    machine_.fail(text("%s at %d, outside the shared memory of CTA %d", what, offset, cta.index));
   if (!launch().find_races) return;
   for (int i = offset / kAtomBytes; i < (offset + bytes + kAtomBytes - 1) / kAtomBytes; ++i) {
     History& h = cta.history[i];
