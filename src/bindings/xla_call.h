@@ -127,7 +127,7 @@ inline void say_replaced(const std::string& config, const char* reason, const ch
 }
 
 // The plan of a call. A program that another version saved may name a config that this one lacks: then the
-// selector chooses anew, and says so once. What is chosen has to do with the workspace that the program has.
+// selector chooses anew, and says so once.
 inline Status plan_call(const Call& call, std::string_view named, const DeviceFacts& facts, Plan& plan) {
   const std::string config(named);
   const bool automatic = config.empty() || config == "auto";
@@ -136,14 +136,16 @@ inline Status plan_call(const Call& call, std::string_view named, const DeviceFa
     if (automatic || first.code != Code::kInvalidArgument) return first;
     if (Status s = make_plan(call.problem, "auto", facts, plan); !s.ok()) return s;
   }
-  if (plan.workspace_bytes > call.workspace_bytes)
-    return invalid(
-        "hopgemm: config '%s' needs %lld bytes of workspace and the program has %lld: it was lowered for "
-        "another GPU or by another version. Trace and lower it again",
-        plan.config, static_cast<long long>(plan.workspace_bytes),
-        static_cast<long long>(call.workspace_bytes));
   if (!first.ok()) say_replaced(config, first.message, plan.config);
   return {};
+}
+
+inline Status too_little_workspace(const Call& call, const Plan& plan) {
+  return invalid(
+      "hopgemm: config '%s' needs %lld bytes of workspace and the program has %lld: it was lowered for "
+      "another GPU or by another version. Trace and lower it again",
+      plan.config, static_cast<long long>(plan.workspace_bytes),
+      static_cast<long long>(call.workspace_bytes));
 }
 
 }  // namespace hopgemm::xla_call

@@ -73,6 +73,7 @@ ffi::Error matmul(std::string_view spec, std::string_view epilogue, std::string_
   Plan plan;
   if (Status s = read_call(attributes, args, rets, call); !s.ok()) return error_of(s);
   if (Status s = plan_call(call, config, h200_facts(), plan); !s.ok()) return error_of(s);
+  if (plan.workspace_bytes > call.workspace_bytes) return error_of(too_little_workspace(call, plan));
   std::memset(call.workspace, 0x7f, static_cast<size_t>(call.workspace_bytes));  // it is ours to write
   multiply(call.problem, call.d);
   const std::lock_guard lock(g_mutex);
