@@ -1,7 +1,8 @@
 """The file of tuned configs: where it lies, what may stand in it, and how it reaches the calls.
 
 Whatever the file holds is harmless: an entry counts only if every field has its type and `_core.plan` takes
-its config for its product, and the C++ table asks again at each use. Written whole, under a lock.
+its config for its product, and the C++ table asks again at each use. Written whole, under a lock, and never
+over a file that is not one of tuned configs.
 
 How entries are found: `_tune`.
 """
@@ -31,10 +32,12 @@ VARIABLE = "HOPGEMM_CACHE"
 _SCHEMA = 1
 _FILE = f"hopgemm/tuned-v{_SCHEMA}.json"
 _MAX_BYTES = 4 << 20
-_MAX_ENTRIES = 10_000
+_MAX_ENTRIES = _MAX_BYTES // 1024  # so many always fit: an entry's line is shorter, whatever it holds
+_MAX_ELEMENTS = 2**48  # of an operand, all batches: more than memory holds, and strides still fit 64 bits
 _LOCK_WAIT_S = 10.0
 _CONFIG = re.compile(r"[a-z0-9_+]{1,95}")
 _DTYPES = ("bfloat16", "float16")
+_OWN_HEAD = re.compile(rb'\s*(\{\s*"schema"\s*:\s*\d|\Z)')  # an empty file is anybody's
 
 
 class Key(NamedTuple):
@@ -124,17 +127,20 @@ def read(path: Path) -> tuple[list[Tuned], list[str]]:
     Fields are checked, not yet what they mean: see `problem_of`.
     """
     try:
-        text = _text_of(path)
-        data = {"schema": _SCHEMA, "entries": []} if text is None else json.loads(text)
+        text = _bytes_of(path)
+        if text is not None and len(text) > _MAX_BYTES:
+            raise ValueError(f"larger than {_MAX_BYTES} bytes")
+        data = {"schema": _SCHEMA, "entries": []} if text is None else json.loads(text.decode())
     except (OSError, ValueError, RecursionError) as error:
         return [], [f"{path}: {error or type(error).__name__}"]
     raw = data.get("entries") if isinstance(data, dict) and data.get("schema") == _SCHEMA else None
-    if not isinstance(raw, list) or len(raw) > _MAX_ENTRIES:
-        return [], [
-            f"{path}: not a file of tuned configs of schema {_SCHEMA}, at most {_MAX_ENTRIES} of them"
-        ]
+    if not isinstance(raw, list):
+        return [], [f"{path}: not a file of tuned configs of schema {_SCHEMA}"]
     entries, problems = [], []
-    for i, fields in enumerate(raw):
+    first = max(0, len(raw) - _MAX_ENTRIES)
+    if first:
+        problems.append(f"{path}: {len(raw)} entries; the last {_MAX_ENTRIES} count")
+    for i, fields in enumerate(raw[first:], first):
         try:
             entries.append(_entry(fields))
         except (TypeError, ValueError) as error:
@@ -151,7 +157,7 @@ def problem_of(entry: Tuned) -> str | None:
         if _core.tuning_key(*product, **where) != entry.key:
             return f"no product has the key {entry.key}"
         _core.plan(*product, **where, config=entry.config)
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, TypeError, OverflowError) as error:  # also what C++ cannot hold
         return str(error)
     return None
 
@@ -189,18 +195,16 @@ def _strides(rows: int, cols: int, row_major: bool, batch_inner: int) -> list[in
     return [batch_inner * matrix, matrix, *((pitch, 1) if row_major else (1, pitch))]
 
 
-def _text_of(path: Path) -> str | None:
+def _bytes_of(path: Path) -> bytes | None:
+    """At most one more than are taken; None where there is no file, OSError where it is no regular one."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # nobody may be at a pipe's other end
     except FileNotFoundError:
         return None
     with open(file, "rb") as stream:
         if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise ValueError("not a regular file")
-        data = stream.read(_MAX_BYTES + 1)
-    if len(data) > _MAX_BYTES:
-        raise ValueError(f"larger than {_MAX_BYTES} bytes")
-    return data.decode()
+            raise OSError(f"{path} is not a regular file")
+        return stream.read(_MAX_BYTES + 1)
 
 
 def _entry(fields: Any) -> Tuned:
@@ -220,6 +224,10 @@ def _entry(fields: Any) -> Tuned:
     def config(name: str) -> str:
         return take(name, str, _CONFIG.fullmatch)  # type: ignore[no-any-return]
 
+    def name_of(name: str, shortest: int) -> str:
+        good = lambda x: shortest <= len(x) < 64 and x.isascii() and x.isprintable()
+        return take(name, str, good)  # type: ignore[no-any-return]
+
     def duration(name: str) -> float:
         return take(name, float, lambda x: math.isfinite(x) and x > 0)  # type: ignore[no-any-return]
 
@@ -236,10 +244,13 @@ def _entry(fields: Any) -> Tuned:
         size("sm_count"),
         take("batch_invariant", bool, lambda _: True),
     )
+    largest = max(key.m * key.n, key.m * key.k, key.n * key.k)
+    if key.batch_inner * key.batch_outer * largest > _MAX_ELEMENTS:
+        raise ValueError(f"{key} is too large")
     return Tuned(
-        take("gpu", str, lambda x: 0 < len(x) < 64),
+        name_of("gpu", 1),
         take("driver", int, lambda x: 0 <= x < 2**31),
-        take("hopgemm", str, lambda x: len(x) < 64),
+        name_of("hopgemm", 0),
         key,
         config("config"),
         duration("microseconds"),
@@ -253,6 +264,7 @@ def _entry(fields: Any) -> Tuned:
 _lock = threading.RLock()
 _in_force: dict[tuple[str, Key], Tuned] = {}
 _installed = False
+_frozen = False
 
 
 def install() -> None:
@@ -279,10 +291,19 @@ def install() -> None:
 
 
 def adopt(entries: Iterable[Tuned]) -> None:
-    """Lets valid entries of this driver and version answer before the selector, in this process."""
+    """Lets valid entries of this driver and version answer before the selector, in this process. Warns
+    instead after freeze()."""
     current = _core.driver_version(), version()
     good = [e for e in entries if (e.driver, e.hopgemm) == current and problem_of(e) is None]
     with _lock:
+        if _frozen:
+            warnings.warn(
+                "hopgemm: the JAX processes have compared their tuned configs: what is tuned after that does "
+                "not count in this process",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+            return
         _in_force.update({(e.gpu, e.key): e for e in good})
         _core.set_tuned([(gpu, tuple(key), e.config) for (gpu, key), e in _in_force.items()])
 
@@ -291,6 +312,15 @@ def in_force() -> list[Tuned]:
     """The entries that answer in this process."""
     with _lock:
         return list(_in_force.values())
+
+
+def freeze() -> list[Tuned]:
+    """The entries that answer in this process, which from now on stay as they are: other processes rely on
+    them."""
+    global _frozen
+    with _lock:
+        _frozen = True
+        return in_force()
 
 
 def is_known(gpu: str, key: Key) -> bool:
@@ -302,19 +332,45 @@ def is_known(gpu: str, key: Key) -> bool:
 
 
 def store(entries: Iterable[Tuned]) -> None:
-    """Adds entries to the file, in place of older ones of the same product, GPU, driver and version.
+    """Adds entries to the file, in place of older ones of the same product, GPU, driver and version; where
+    they become too many, the oldest go.
 
-    OSError where it cannot be written. Other processes' entries stay, also those that come at this moment.
+    OSError where it cannot be written, or is not ours. Other processes' entries stay, also those that come
+    at this moment.
     """
     path = location()
     if path is None:
         return
+    _refuse_foreign(path)  # before a lock's file is made beside it
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path):
         old, _ = read(path)
-        merged = {(e.gpu, e.driver, e.hopgemm, e.key): e for e in (*old, *entries)}
-        newest = list(merged.values())[-_MAX_ENTRIES:]
-        _replace(path, json.dumps({"schema": _SCHEMA, "entries": [e.as_json() for e in newest]}, indent=1))
+        merged: dict[tuple[Any, ...], Tuned] = {}
+        for e in (*old, *entries):
+            identity = (e.gpu, e.driver, e.hopgemm, e.key)
+            merged.pop(identity, None)  # the newest are last
+            merged[identity] = e
+        lines = [json.dumps(e.as_json()) for e in merged.values()][-_MAX_ENTRIES:]
+        _replace(path, f'{{"schema": {_SCHEMA}, "entries": [\n' + ",\n".join(lines) + "\n]}\n")
+
+
+def remove(path: Path) -> None:
+    """Removes the file, if it is there. OSError where it is not ours, or stays."""
+    _refuse_foreign(path)
+    path.unlink(missing_ok=True)
+
+
+def _refuse_foreign(path: Path) -> None:
+    """OSError where there is a file without a schema of ours: it is somebody's. A damaged one of ours is told
+    by how it begins."""
+    data = _bytes_of(path)
+    if data is None or _OWN_HEAD.match(data):
+        return
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(data)
+        if isinstance(found, dict) and type(found.get("schema")) is int:
+            return
+    raise OSError(f"{path} is not a file of tuned configs, and is left alone")
 
 
 @contextlib.contextmanager
@@ -337,7 +393,9 @@ def _replace(path: Path, text: str) -> None:
     number, part = tempfile.mkstemp(prefix=path.name, suffix=".part", dir=path.parent)
     try:
         with open(number, "w") as stream:
-            stream.write(text + "\n")
+            with contextlib.suppress(FileNotFoundError):
+                os.fchmod(number, stat.S_IMODE(path.stat().st_mode))
+            stream.write(text)
         os.replace(part, path)
     except BaseException:
         os.unlink(part)

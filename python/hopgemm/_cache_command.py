@@ -46,7 +46,7 @@ def command(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int
                  f"{len(problems)} problems"]  # fmt: skip
     elif options.what == "clear":
         try:
-            path.unlink(missing_ok=True)
+            _cache.remove(path)
         except OSError as error:
             return failed(error)
         result["removed"] = len(entries)

@@ -71,6 +71,16 @@ def parse_environment(field: str) -> Any:
     return _WORDS.get(text.lower(), False)
 
 
+def constant_while_tracing(function: F) -> F:
+    """torch.compiler.assume_constant_result without its import of Dynamo, which takes seconds.
+
+    Dynamo calls the function while tracing and keeps the answer.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@constant_while_tracing
 def environment() -> Settings:
     """What the environment asks for, read once a process."""
     if not _read:
@@ -79,8 +89,6 @@ def environment() -> Settings:
 
 
 _read: list[Settings] = []
-# As torch.compiler.assume_constant_result, without importing torch: Dynamo calls it and keeps the result.
-environment._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class _Thread(threading.local):
@@ -181,8 +189,8 @@ def autotune(on: bool = True) -> AbstractContextManager[None]:
     run: about a second each, see `tune`.
 
     In PyTorch also the products of its gradients, where operands are matrices. What is compiled, traced,
-    captured in a CUDA graph, transformed or under autocast runs as chosen, and so does JAX with several
-    processes.
+    captured in a CUDA graph, transformed or under autocast runs as chosen, and so do JAX and
+    torch.distributed with several processes.
     """
     return _Block(autotune=_as_bool("autotune", on))
 

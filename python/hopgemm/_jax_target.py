@@ -123,14 +123,24 @@ def plan(
     if not all(isinstance(x, int) for a in (*avals, out) for x in a.shape):
         p = _jax_labels.problem(spec, epilogue, avals[0].shape, avals[1].shape, out.shape)
         return options.config or "auto", _workspace_bound(p, avals[0].dtype.itemsize)
-    chosen = describe(spec, epilogue, avals, out, options, alpha, beta)
+    chosen = describe(spec, epilogue, avals, out, options, alpha, beta, lowering=True)
     return chosen["config"] or "auto", chosen["workspace_bytes"]
 
 
 def describe(
-    spec: str, epilogue: str, avals: Any, out: Any, options: Options, alpha: float, beta: float
+    spec: str,
+    epilogue: str,
+    avals: Any,
+    out: Any,
+    options: Options,
+    alpha: float,
+    beta: float,
+    lowering: bool = False,
 ) -> dict[str, Any]:
-    """What _core.plan says of one custom call on row-major operands of known sizes."""
+    """What _core.plan says of one custom call on row-major operands of known sizes.
+
+    HAZARD: `lowering` may wait until the other JAX processes lower a product too, see _tune_agreement.
+    """
     p = _jax_labels.problem(spec, epilogue, avals[0].shape, avals[1].shape, out.shape)
     target, extras = _target(), _jax_labels.extras_of(epilogue)
     where = {"facts": target} if isinstance(target, dict) else {"device": target}
@@ -152,7 +162,7 @@ def describe(
         config=options.config,
         sm_limit=options.sm_limit,
         batch_invariant=options.batch_invariant,
-        tuned=_tune_agreement.holds(),
+        tuned=_tune_agreement.holds(lowering),
         **where,
     )
 

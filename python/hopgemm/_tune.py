@@ -263,18 +263,19 @@ def at_first_use(product: list[Any], options: dict[str, Any], open_bench: OpenBe
 
     Never raises: what cannot be tuned runs as hopgemm chooses, with a warning.
     """
-    with _tuning:
-        fields = _core.tuning_key(*product, **options)
-        if fields is None:  # nothing to compute
-            return
-        key, gpu = Key(*fields), _core.device_info(options["device"])["name"]
-        if (gpu, key) in _tried or _cache.is_known(gpu, key):
-            return
-        _tried.add((gpu, key))
-        try:
+    try:
+        with _tuning:
+            fields = _core.tuning_key(*product, **options)
+            if fields is None:  # nothing to compute
+                return
+            key, gpu = Key(*fields), _core.device_info(options["device"])["name"]
+            if (gpu, key) in _tried or _cache.is_known(gpu, key):
+                return
+            _tried.add((gpu, key))
             keep([search(key, gpu, open_bench, lambda done, text: None, quick=True)])
-        except (RuntimeError, ValueError) as error:
-            warnings.warn(f"{error}: hopgemm's own choice runs {key}", RuntimeWarning, stacklevel=4)
+    except Exception as error:  # whatever it is, the product itself can run
+        size = "x".join(map(str, product[2:5]))
+        warnings.warn(f"{error}: hopgemm's own choice runs {size}", RuntimeWarning, stacklevel=4)
 
 
 # ---- parts ----

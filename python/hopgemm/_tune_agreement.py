@@ -2,15 +2,16 @@
 
 With one process, always. With several, the users' own caches are ignored: each machine has another. A file
 that HOPGEMM_CACHE names counts if all processes have the same entries, on which they agree before the first
-program with a product of ours is compiled.
+program with a product of ours is compiled. From then on they stay as they are.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
+import threading
 import warnings
+from collections.abc import Iterable
 
 import jax
 
@@ -19,24 +20,33 @@ from . import _cache
 _TIMEOUT_MS = 120_000
 _KEY = "hopgemm/tuned/"
 
-
-def fingerprint() -> str:
-    """Of the entries that answer in this process: products and configs, in a fixed order."""
-    entries = sorted((e.gpu, *e.key, e.config) for e in _cache.in_force())
-    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
+_agreeing = threading.Lock()
+_outcome: bool | None = None  # of the agreement
 
 
-@functools.cache
-def holds() -> bool:
-    """May tuned configs answer in this process? Decided once; with several processes all must get here.
+def fingerprint(entries: Iterable[_cache.Tuned]) -> str:
+    """Of products and configs, in whatever order."""
+    plain = sorted((e.gpu, *e.key, e.config) for e in entries)
+    return hashlib.sha256(json.dumps(plain).encode()).hexdigest()
 
-    RuntimeError where another process does not within two minutes.
+
+def holds(lowering: bool) -> bool:
+    """May tuned configs answer in this process? Several processes decide that once, at their first lowering.
+
+    `lowering`: False is for a call that the other processes may not make: it waits for nobody, and until the
+    processes have agreed the answer is no.
+
+    RuntimeError where another process does not get to its first lowering within two minutes.
     """
+    global _outcome
     if jax.process_count() == 1:
         return True
-    if not _cache.is_named():
-        return False
-    return _agree(_exchange(fingerprint()))
+    if lowering:
+        with _agreeing:
+            if _outcome is None:
+                # HAZARD: frozen before the exchange, or an entry could come between it and the answer.
+                _outcome = _cache.is_named() and _agree(_exchange(fingerprint(_cache.freeze())))
+    return bool(_outcome)
 
 
 def _agree(fingerprints: list[str]) -> bool:
@@ -59,7 +69,7 @@ def _exchange(mine: str) -> list[str]:
     client = distributed.global_state.client
     if client is None:
         raise RuntimeError("hopgemm.jax: several JAX processes, and jax.distributed was not initialized")
-    client.key_value_set(f"{_KEY}{jax.process_index()}", mine)
+    client.key_value_set(f"{_KEY}{jax.process_index()}", mine, allow_overwrite=True)  # by a second attempt
     try:
         return [client.blocking_key_value_get(f"{_KEY}{i}", _TIMEOUT_MS) for i in range(jax.process_count())]
     except Exception as error:

@@ -4,7 +4,9 @@
 # mypy: disable-error-code="no-untyped-call"
 from __future__ import annotations
 
+import functools
 import math
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -144,6 +146,22 @@ class _Contender:
 open_bench = Bench
 
 
+def _is_distributed() -> bool:
+    """Are there other processes, that wait for this one's collectives?"""
+    dist = torch.distributed
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+@functools.cache
+def _warn_distributed() -> None:
+    warnings.warn(
+        "hopgemm.autotune does nothing while torch.distributed has several processes: each would choose for "
+        "itself, and the others wait. Tune before, with hopgemm tune, into a file that all of them read",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+
+
 def before_call(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -153,7 +171,8 @@ def before_call(
     batch_invariant: bool,
 ) -> None:
     """Inside `hopgemm.autotune()`, before a product of matrices runs: tunes it, and the products of its
-    gradients. Does nothing under a capture, a transform or a compiler, or off the GPU."""
+    gradients. Does nothing under a capture, a transform or a compiler, off the GPU, or (with a warning) in
+    one of several processes."""
     if not (type(a) in PLAIN and type(b) in PLAIN and a.is_cuda and a.device == b.device):
         return
     if is_intercepted() or torch.cuda.is_current_stream_capturing():
@@ -164,6 +183,8 @@ def before_call(
         or torch.is_autocast_enabled("cuda")
     ):
         return
+    if _is_distributed():
+        return _warn_distributed()
     calls = [(a, b, out, out_dtype)]
     if torch.is_grad_enabled() and out is None and a.dim() == b.dim() == 2 and a.shape[1] == b.shape[0]:
         grad = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device="meta")

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <string_view>
 #include <unordered_map>
@@ -30,7 +31,11 @@ struct Hash {
 };
 
 using Configs = std::unordered_map<TuningKey, std::string, Hash>;
-using Table = std::unordered_map<std::string, Configs>;  // by the GPU's name
+// A GPU's name is looked up as the characters that DeviceFacts has, without a std::string at each call.
+struct NameHash : std::hash<std::string_view> {
+  using is_transparent = void;
+};
+using Table = std::unordered_map<std::string, Configs, NameHash, std::equal_to<>>;
 
 // The one mutable global of the library: a pointer to what never changes.
 std::atomic<std::shared_ptr<const Table>> table;
@@ -65,10 +70,10 @@ Status plan_tuned(const Problem& problem, const char* config, const DeviceFacts&
   if (!has_table.load(std::memory_order_relaxed) || !is_automatic(config))
     return make_plan(problem, config, facts, plan);
   const std::shared_ptr<const Table> current = table.load();
-  TuningKey key;
-  if (current && tuning_key(problem, facts, key)) {
-    const auto configs = current->find(facts.name);
-    if (configs != current->end()) {
+  if (current) {
+    const auto configs = current->find(std::string_view(facts.name));
+    TuningKey key;
+    if (configs != current->end() && tuning_key(problem, facts, key)) {
       const auto found = configs->second.find(key);
       if (found != configs->second.end() && !is_automatic(found->second.c_str()) &&
           make_plan(problem, found->second.c_str(), facts, plan).ok()) {

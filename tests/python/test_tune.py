@@ -294,10 +294,23 @@ def test_what_cannot_be_tuned_warns_once_and_runs(framework, monkeypatch):
         raise RuntimeError("not enough memory")
 
     monkeypatch.setattr(framework, "open_bench", fail)
-    with pytest.warns(RuntimeWarning, match="not enough memory.*own choice"):
+    with pytest.warns(RuntimeWarning, match="not enough memory.*own choice runs 256x4096x4096"):
         first_use(framework)
     first_use(framework)
     assert _cache.in_force() == []
+
+
+@pytest.mark.parametrize("name", ["tuning_key", "device_info", "set_tuned"])
+@pytest.mark.parametrize("error", [RuntimeError, ValueError, TypeError, OverflowError])
+def test_a_first_use_never_raises(framework, monkeypatch, name, error):
+    def fail(*arguments, **options):
+        raise error("broken")
+
+    monkeypatch.setattr(_tune._core, name, fail)
+    with pytest.warns(RuntimeWarning, match="broken: .*own choice runs 256x4096x4096"):
+        first_use(framework)
+    monkeypatch.undo()
+    assert not _tune._tuning.locked()
 
 
 def test_nothing_to_compute_is_not_tuned(framework):

@@ -1,5 +1,6 @@
 """Where JAX asks for tuning; which entries count in several processes; on a Hopper GPU what comes of it."""
 
+import contextlib
 import socket
 import subprocess
 import sys
@@ -27,11 +28,11 @@ def entry():
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("HOPGEMM_CACHE", str(tmp_path / "tuned.json"))
     monkeypatch.setattr(_cache, "_in_force", {})
+    monkeypatch.setattr(_cache, "_frozen", False)
     monkeypatch.setattr(_tune, "_tried", set())
-    _tune_agreement.holds.cache_clear()
+    monkeypatch.setattr(_tune_agreement, "_outcome", None)
     yield
     _core.set_tuned([])
-    _tune_agreement.holds.cache_clear()
 
 
 @pytest.fixture
@@ -62,15 +63,33 @@ def test_cpu_arrays_and_traces_are_left_alone(monkeypatch):
     assert searched == []
 
 
-def lowered(target):
-    """The text of a program for a GPU that is not here."""
-    a = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
-    product = lambda x, y: hopgemm.jax.dot_general(x, y, (((1,), (1,)), ((), ())))
+WIDE = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
+
+
+def product():
+    """A new function each time: jit keeps what it lowered."""
+    return lambda x, y: hopgemm.jax.dot_general(x, y, (((1,), (1,)), ((), ())))
+
+
+@contextlib.contextmanager
+def on(target):
     saved, hopgemm.jax.target = hopgemm.jax.target, target
     try:
-        return jax.jit(product).trace(a, a).lower(lowering_platforms=("cuda",)).as_text()
+        yield
     finally:
         hopgemm.jax.target = saved
+
+
+def lowered(target):
+    """The text of a program for a GPU that is not here."""
+    with on(target):
+        return jax.jit(product()).trace(WIDE, WIDE).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def planned(target):
+    """What hopgemm.jax.plan says of the same product."""
+    with on(target):
+        return hopgemm.jax.plan(product(), WIDE, WIDE)[0].plan
 
 
 def test_a_lowered_program_takes_the_tuned_config():
@@ -84,8 +103,46 @@ def test_several_processes_ignore_a_users_own_cache(monkeypatch):
     monkeypatch.delenv("HOPGEMM_CACHE")
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     _cache.adopt([entry()])
-    assert not _tune_agreement.holds()
+    assert not _tune_agreement.holds(lowering=True)
     assert CONFIG not in lowered("H200")
+
+
+@pytest.fixture
+def exchanged(monkeypatch):
+    """Two processes; how often they exchange what they have. The other one has the same."""
+    calls = []
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(_tune_agreement, "_exchange", lambda mine: calls.append(mine) or [mine, mine])
+    return calls
+
+
+def test_only_a_lowering_waits_for_the_others(exchanged):
+    _cache.adopt([entry()])
+    assert planned("H200").config != CONFIG and exchanged == []
+    assert CONFIG in lowered("H200")
+    assert planned("H200").config == CONFIG
+    assert CONFIG in lowered("H200") and len(exchanged) == 1
+
+
+def test_what_they_agreed_on_stays(exchanged):
+    assert CONFIG not in lowered("H200")
+    with pytest.warns(RuntimeWarning, match="have compared"):
+        _cache.adopt([entry()])
+    assert CONFIG not in lowered("H200") and len(exchanged) == 1
+
+
+def test_a_second_attempt_may_succeed(exchanged, monkeypatch):
+    good = _tune_agreement._exchange
+
+    def fail(mine):
+        raise RuntimeError("not every JAX process")
+
+    _cache.adopt([entry()])
+    monkeypatch.setattr(_tune_agreement, "_exchange", fail)
+    with pytest.raises(RuntimeError, match="not every JAX process"):
+        lowered("H200")
+    monkeypatch.setattr(_tune_agreement, "_exchange", good)
+    assert CONFIG in lowered("H200")
 
 
 PROCESS = """

@@ -1,6 +1,7 @@
 """Where PyTorch asks for tuning, and where it must not; on a Hopper GPU also what comes of it."""
 
 import json
+import warnings
 
 import pytest
 
@@ -94,6 +95,34 @@ def test_cpu_and_fake_tensors_are_left_alone(searched):
     assert searched == []
 
 
+@pytest.fixture
+def cuda_operand(monkeypatch):
+    """A fake tensor that passes for one on a GPU."""
+    import contextlib
+
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    monkeypatch.setattr(_tune_torch, "PLAIN", {FakeTensor})
+    monkeypatch.setattr(_tune_torch, "is_intercepted", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(_tune_torch, "operands", lambda *arguments: ([], {}))
+    with FakeTensorMode():
+        return ones(16, 16, device="cuda")
+
+
+@pytest.mark.parametrize(("processes", "count"), [(None, 2), (1, 2), (2, 0)])
+def test_several_processes_do_not_tune(searched, cuda_operand, monkeypatch, processes, count):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: processes is not None)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: processes)
+    _tune_torch._warn_distributed.cache_clear()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            _tune_torch.before_call(cuda_operand, cuda_operand, None, None, 0, False)
+    assert len(searched) == count
+    assert ["several processes" in str(x.message) for x in seen] == [True] * (processes == 2)
+
+
 # ---- on the GPU ----
 
 
@@ -103,9 +132,9 @@ gpu = pytest.mark.gpu
 @gpu
 def test_tune_finds_an_exact_config_and_plan_tells():
     for majors in ("kk", "kn", "mk", "mn"):
-        (found,) = hopgemm.tune([(300, 520, 200)], majors=majors, dtype="fp16", framework="torch")
+        (found,) = hopgemm.tune([(304, 520, 200)], majors=majors, dtype="fp16", framework="torch")
         assert 0 < found.microseconds <= 1.05 * found.default_microseconds
-        plan = hopgemm.plan(m=300, n=520, k=200, majors=majors, dtype="fp16", device=0)
+        plan = hopgemm.plan(m=304, n=520, k=200, majors=majors, dtype="fp16", device=0)
         assert (plan.config, plan.reason) == (found.config, "tuned on this card")
     assert len(json.loads(_cache.location().read_text())["entries"]) == 4
 
