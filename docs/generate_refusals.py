@@ -51,6 +51,8 @@ BOTH = [
     ("a, b", "matmul(vector, b)"),
     ("a, b", "matmul(batch_of_3, batch_of_2)"),
     ("alpha", 'matmul(a, b, alpha="2")'),
+    ("alpha", "matmul(a, b, alpha=1e300)"),
+    ("beta", "matmul(a, b, c=c, beta=1e-50)"),
     ("bias", "matmul(a, b, bias=[1.0])"),
     ("bias", "matmul(a, b, bias=vector)"),
     ("bias", "matmul(a, b, bias=a)"),
@@ -90,6 +92,8 @@ ONE = {
         ("weight.main_grad", "hopgemm.torch.linear(a, weight_with(main_grad=w))"),
         ("weight.main_grad", "hopgemm.torch.linear(a, weight_with(main_grad=float32_b))"),
         ("x", "hopgemm.torch.linear(float32_a, weight_with(main_grad=float32_w))"),
+        ("weight", "hopgemm.torch.linear(a, computed_weight)"),
+        ("weight", "torch.autograd.grad(hopgemm.torch.linear(a, weight).sum(), weight)"),
     ],
     "JAX": [
         ("a", 'matmul(jax.ShapeDtypeStruct((32, 64), "bfloat16"), b)'),
@@ -159,6 +163,8 @@ def names_of(framework: str) -> dict[str, Any]:
         weight.main_grad = main_grad
         return weight
 
+    computed_weight = weight_with(None) * 1
+    computed_weight.main_grad = tensors["float32_w"]
     return {
         **names,
         **tensors,
@@ -175,7 +181,10 @@ def names_of(framework: str) -> dict[str, Any]:
         "square_c": square_c[:16],
         "square_c_from_its_second_row": square_c[1:],
         "a_that_requires_grad": tensors["a"].clone().requires_grad_(),
+        "torch": torch,
         "weight_with": weight_with,
+        "weight": weight_with(tensors["float32_w"]),
+        "computed_weight": computed_weight,
     }
 
 

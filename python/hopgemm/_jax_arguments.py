@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from . import _context
 from ._jax_primitive import F32
 from ._jax_target import Options
 from ._jax_trace import FP32_SUMS, Epilogue
+
+_FLOAT32_TINY, _FLOAT32_MAX = 2.0**-149, float(np.finfo(np.float32).max)
 
 
 def options(
@@ -77,11 +81,18 @@ def number(name: str, value: Any) -> float:
             "the call. Multiply the result, or mark it static"
         )
     try:
-        return value.__float__()  # float() would also read text
+        result: float = value.__float__()  # float() would also read text
     except (AttributeError, TypeError, ValueError):
         raise TypeError(
             f"hopgemm.jax.matmul: {name} is {value!r} ({type(value).__name__}); must be a number"
         ) from None
+    size = abs(result)
+    if 0 < size < _FLOAT32_TINY or _FLOAT32_MAX < size != math.inf:
+        raise ValueError(
+            f"hopgemm.jax.matmul: {name} is {value}; must be 0 or between 1.5e-45 and 3.4e38 in size, as "
+            "float32 holds. Scale an operand, or the result"
+        )
+    return result
 
 
 def _result_shape(a: Any, b: Any) -> tuple[Any, ...]:

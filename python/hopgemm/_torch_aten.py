@@ -14,7 +14,7 @@ import itertools
 import re
 import threading
 import warnings
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -28,7 +28,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class override(contextlib.ContextDecorator):
-    """While active, torch's own matrix products run the kernel where it is not the slower one.
+    """While active, torch's own matrix products run the kernel wherever it reads their operands in place.
 
         with hopgemm.torch.override() as o:
             loss = model(x).sum()  # whatever calls torch.mm, F.linear, torch.matmul, ...
@@ -44,8 +44,11 @@ class override(contextlib.ContextDecorator):
 
     It also decorates a function. Blocks nest: the innermost one's arguments hold. It acts on all threads of
     the process (autograd runs the backward of CUDA tensors on its own), and ends, also by an exception, with
-    the kernels that were there restored. Entering and leaving the outermost block costs up to a millisecond:
-    do it once, not each step, and outside of compiled functions. Without CUDA in this torch it does nothing.
+    the kernels that were there restored. Without CUDA in this torch it does nothing.
+
+    Enter and leave the outermost block while no other thread multiplies, as torch changes the kernel of an
+    operator without a lock: one block around the whole program is best. Each costs up to a millisecond and
+    keeps 12 KB, up to 12 MB in all. Not inside of compiled functions.
 
     Args:
         batch_invariant: a mode for serving. True: takes every product that the kernel can run, whatever it
@@ -56,7 +59,9 @@ class override(contextlib.ContextDecorator):
 
     Raises:
         TypeError, ValueError: an argument of another type, or negative.
-        RuntimeError: from a product, where the launch of the kernel fails.
+        RuntimeError: from a product, where the launch of the kernel fails. Other errors of products are
+            torch's own, but those of mm and bmm are all RuntimeErrors with torch's words: so also out of
+            memory, where torch.OutOfMemoryError is a subclass.
 
     The results of the kernel have the same bits on every run, so that
     torch.use_deterministic_algorithms(True) is satisfied, without CUBLAS_WORKSPACE_CONFIG, by taken calls.
@@ -73,15 +78,16 @@ class override(contextlib.ContextDecorator):
         self._before: Counter[tuple[str, str]] = Counter()
 
     def __enter__(self) -> override:
+        given: dict[str, Any] = {"batch_invariant": self._batch_invariant, "sm_limit": self._sm_limit}
+        change = {name: value for name, value in given.items() if value is not None}
+        settings = current()._replace(**change)  # raises for a wrong environment: before anything is changed
         with _lock:
             if not _frames:
                 kernels().install()
             if not self._depth:
                 self._before = kernels().counts()
             self._depth += 1
-            given: dict[str, Any] = {"batch_invariant": self._batch_invariant, "sm_limit": self._sm_limit}
-            change = {name: value for name, value in given.items() if value is not None}
-            _frames.append((self, current()._replace(**change)))
+            _frames.append((self, settings))
             _set_policy()
         return self
 
@@ -116,8 +122,8 @@ class override(contextlib.ContextDecorator):
         """Calls that did not, by reason.
 
         "dtype": not bfloat16 or float16. "layout": an operand would have to be copied first. "empty": a size
-        or alpha is 0. "device": no kernel for this GPU. "arguments": shapes, dtypes or devices that torch has
-        to judge. "refused": sizes or an overlap that hopgemm.torch.matmul would refuse.
+        or alpha is 0. "device": no kernel for this GPU. "arguments": shapes, dtypes, devices or scalars that
+        torch has to judge, or no memory. "refused": sizes or an overlap that hopgemm.torch.matmul refuses.
         """
         reasons: Counter[str] = Counter()
         for (_, outcome), n in self._counts().items():
@@ -138,6 +144,9 @@ class override(contextlib.ContextDecorator):
 
 
 _lock = threading.RLock()
+# HAZARD: torch frees a kernel that is taken away, though a call of another thread may be about to run it. So
+# the kernels of the last 1000 blocks, some 12 MB, are kept.
+_kept: deque[Any] = deque(maxlen=8000)
 _frames: list[tuple[override, Settings]] = []  # the blocks that are open, in order of entry
 
 
@@ -170,7 +179,7 @@ class Kernels:
         library.hopgemm_override_python_kernel.restype = ctypes.py_object
         prepare = library.hopgemm_override_prepare
         prepare.argtypes = [ctypes.c_int, ctypes.py_object, ctypes.c_bool, ctypes.py_object]
-        prepare.restype = None
+        prepare.restype = ctypes.c_char_p
         library.hopgemm_override_policy.argtypes = [ctypes.c_bool, ctypes.c_bool, ctypes.c_int]
         self.key = library.hopgemm_override_key().decode()
         self.operators = _names(library.hopgemm_override_operator)
@@ -227,18 +236,24 @@ class Kernels:
         is_torchs = re.search(rf"/aten/src/ATen/Register{self.key}(_\d+)?\.cpp", repr(kernel)) is not None
         # HAZARD: its sibling for one capsule leaks the tensor (torch 2.13).
         tensors = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
-        if "add" in operator:  # a function for Python: the C ABI has no Scalar
-            self.library.hopgemm_override_prepare(index, previous, is_torchs, tensors)
+        is_python = "add" in operator  # a function for Python: the C ABI has no Scalar
+        called = previous if is_python else functools.partial(_call, previous, tensors)
+        _check(self.library.hopgemm_override_prepare(index, called, is_torchs, tensors))
+        if is_python:
             fragment = torch.library.Library("aten", "IMPL")
             fragment.impl(operator, self.library.hopgemm_override_python_kernel(index), self.key)
             undo = fragment._destroy
         else:
-            for_capsules = functools.partial(_call, previous, tensors)
-            self.library.hopgemm_override_prepare(index, for_capsules, is_torchs, tensors)
-            if error := self.library.hopgemm_override_install(index):
-                raise RuntimeError(f"hopgemm.torch.override: {error.decode()}")
+            _check(self.library.hopgemm_override_install(index))
             undo = functools.partial(self.library.hopgemm_override_remove, index)
-        self._installed[operator] = undo, repr(self._at(operator))
+        ours = self._at(operator)
+        _kept.append((ours, called))
+        self._installed[operator] = undo, repr(ours)
+
+
+def _check(error: bytes | None) -> None:
+    if error:
+        raise RuntimeError(f"hopgemm.torch.override: {error.decode()}")
 
 
 def _names(function: Any) -> tuple[str, ...]:

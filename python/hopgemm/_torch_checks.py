@@ -6,11 +6,13 @@ the same rules but cannot raise TypeError. Nothing here computes.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
 OPERAND_DTYPES = (torch.bfloat16, torch.float16)
+_FLOAT32_TINY, _FLOAT32_MAX = 2.0**-149, torch.finfo(torch.float32).max
 
 
 def describe(t: torch.Tensor) -> str:
@@ -40,10 +42,21 @@ def check_types(a: Any, b: Any, c: Any, bias: Any, alpha: Any, beta: Any) -> Non
                 f"hopgemm.matmul: {name} is a {type(number).__name__}; it must be a Python number. "
                 "Take a tensor's .item(), or scale the result"
             )
+        check_range(name, number)
     if c is None and beta != 0:
         raise ValueError(f"hopgemm.matmul: beta is {beta} but c is None; pass c, or beta=0")
     if bias is not None and bias.dim() != 1:
         raise ValueError(f"hopgemm.matmul: bias is {describe(bias)}; it must have one dimension, of N values")
+
+
+def check_range(name: str, number: float) -> None:
+    """ValueError for a finite number that would be infinite, or 0, as the float32 that the kernel takes."""
+    size = abs(number)
+    if 0 < size < _FLOAT32_TINY or _FLOAT32_MAX < size != math.inf:
+        raise ValueError(
+            f"hopgemm.matmul: {name} is {number}; it must be 0 or between 1.5e-45 and 3.4e38 in size, as "
+            "float32 holds. Scale an operand, or the result"
+        )
 
 
 def check_vectors(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ._torch_checks import check_out, check_tensors
+from ._torch_checks import check_out, check_range, check_tensors
 from ._torch_library import LIBRARY, Args
 
 
@@ -51,8 +51,15 @@ def _wide() -> torch.dtype:
     return torch.float32 if exact else torch.float64
 
 
-def _gemm(*given: Any) -> torch.Tensor:
+def _checked(*given: Any) -> Args:
     args = Args(*given)
+    check_range("alpha", args.alpha)
+    check_range("beta", args.beta)
+    return args
+
+
+def _gemm(*given: Any) -> torch.Tensor:
+    args = _checked(*given)
     check_tensors(args.a, args.b, args.c, args.bias, args.out_dtype)
     if args.c is None and args.beta != 0:
         raise ValueError(f"hopgemm.matmul: beta is {args.beta} but c is None; pass c, or beta=0")
@@ -60,7 +67,7 @@ def _gemm(*given: Any) -> torch.Tensor:
 
 
 def _gemm_out(out: torch.Tensor, *given: Any) -> None:
-    args = Args(*given[:6])  # then options, which mean nothing here
+    args = _checked(*given[:6])  # then options, which mean nothing here
     added = out if args.c is None and args.beta != 0 else args.c
     shape = check_tensors(args.a, args.b, added, args.bias, out.dtype)
     check_out(out, shape, args.a, args.b, args.c, args.bias)

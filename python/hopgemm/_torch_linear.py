@@ -44,8 +44,10 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         for p in model.parameters():
             p.main_grad = torch.zeros_like(p, dtype=torch.float32)
 
-    Zero it between steps and let the optimizer read it. That is for eager code and first derivatives: no
-    torch.compile, no torch.func. Hooks of the weight see no gradient, so DistributedDataParallel does not
+    Zero it between steps and let the optimizer read it. It gets what a backward adds to `weight.grad`:
+    nothing from autograd.grad(loss, x) or backward(inputs=[x]), and autograd.grad(loss, weight) raises. That
+    is for parameters that are no DTensors, eager code and first derivatives: no torch.compile, no torch.func.
+    Hooks of the weight see no gradient, so DistributedDataParallel does not
     reduce it: reduce main_grad yourself.
 
     Args:
@@ -58,9 +60,9 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
     Raises:
         TypeError: 16-bit tensors on different devices; a main_grad that is no float32 tensor on weight's
-            device, or beside an x that is left to torch.
+            device, beside an x that is left to torch, or of a weight that is no leaf or a DTensor.
         ValueError: a main_grad that has not weight's shape.
-        RuntimeError: a main_grad in a compiled call.
+        RuntimeError: a main_grad in a compiled call; from autograd.grad of a weight that has one.
         RuntimeError, TypeError: torch's own, from F.linear, for everything else.
     """
     kernel_takes = _kernel_takes(x, weight, bias)

@@ -13,6 +13,7 @@ from . import torch as _frontend  # the module, for what it defines later: they 
 from ._context import current
 from ._torch_autograd import is_compiling, is_grad_enabled
 from ._torch_checks import describe
+from ._torch_sharding import is_dtensor
 from ._torch_transforms import autocast
 
 
@@ -28,6 +29,12 @@ def _main_grad(weight: torch.Tensor) -> torch.Tensor:
         raise TypeError(
             f"hopgemm.torch.linear: weight.main_grad is a {type(t).__name__}; it must be a float32 tensor "
             "like weight, from the forward to the end of the backward"
+        )
+    if is_dtensor(t) or is_dtensor(weight) or not weight.is_leaf:
+        raise TypeError(
+            f"hopgemm.torch.linear: weight.main_grad is a {type(t).__name__} and weight a "
+            f"{type(weight).__name__}{'' if weight.is_leaf else ', the result of an operation'}; neither "
+            "may be a DTensor, and weight must be a leaf, as parameters are. Delete weight.main_grad"
         )
     pair = f"weight.main_grad is {describe(t)} and weight is {describe(weight)}"
     if t.dtype != torch.float32 or t.device != weight.device or t.layout != torch.strided:
@@ -56,12 +63,31 @@ def linear_into_main_grad(
     return _Linear.apply(x, weight, bias)
 
 
+def _rows(t: torch.Tensor) -> torch.Tensor:
+    return t.reshape(t.shape[:-1].numel(), t.shape[-1])  # not -1: a size may be 0
+
+
+def _is_asked_for(ctx: Any) -> bool:
+    """Does this backward want the weight's gradient? Not with autograd.grad(loss, x), backward(inputs=[x]).
+
+    Raises RuntimeError for autograd.grad(loss, weight), which wants it as a tensor.
+    """
+    accumulate_grad = ctx.next_functions[1][0]  # of the second tensor, the weight
+    try:
+        return torch._C._will_engine_execute_node(accumulate_grad)
+    except RuntimeError as error:
+        raise RuntimeError(
+            "hopgemm.torch.linear: torch.autograd.grad asks for the gradient of a weight that has a "
+            "main_grad, which is written there and not returned. Call backward(), or delete weight.main_grad"
+        ) from error
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         a, w, _, added = autocast(x.device.type, x, weight, None, bias)
         assert a is not None and w is not None
-        rows = a.reshape(-1, a.shape[-1])
+        rows = _rows(a)
         ctx.save_for_backward(rows, w)
         ctx.weight = weight  # main_grad is looked up in the backward: until then it may be another buffer
         ctx.x_shape, ctx.x_dtype = x.shape, x.dtype
@@ -79,11 +105,11 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         rows, w = ctx.saved_tensors
         need_x, need_weight, need_bias = ctx.needs_input_grad
-        g = grad.reshape(-1, grad.shape[-1])
+        g = _rows(grad)
         grad_x = grad_bias = None
         if need_x:
             grad_x = _frontend.matmul(g, w, **ctx.settings).reshape(ctx.x_shape).to(ctx.x_dtype)
-        if need_weight:
+        if need_weight and _is_asked_for(ctx):
             main_grad = _main_grad(ctx.weight)
             _frontend.matmul(g.mT, rows, out=main_grad, c=main_grad, beta=1.0, **ctx.settings)
         if need_bias:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ._context import constant_while_tracing
 from ._torch_library import gemm
 
 _MODULE = "torch.distributed.tensor"  # importing it takes a second
@@ -28,8 +29,7 @@ def flattens_in_place(t: Any) -> bool:
     return all(not p.is_shard() or p.dim in (0, t.dim() - 1) for p in t.placements)
 
 
-# Dynamo calls it while tracing.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_while_tracing
 def register_if_used() -> None:
     """Registers the strategy once DTensor has been imported; cheap where it was not, or is already."""
     if _MODULE in sys.modules:

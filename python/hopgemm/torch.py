@@ -19,6 +19,7 @@ import torch
 from torch.autograd.graph import increment_version as _increment_version
 
 from . import _cache, _core, _torch_autograd, _torch_checks, _torch_cpu, _torch_transforms
+from ._context import constant_while_tracing as _constant_while_tracing
 from ._context import current as _current
 from ._torch_aten import override
 from ._torch_autograd import PLAIN as _PLAIN
@@ -73,7 +74,7 @@ def matmul(
         b: (..., K, N) or (K,), of a's dtype and on a's device. Batch dimensions broadcast, to at most 6.
         bias: (N,), added to every row; a's dtype or float32.
         c: broadcasts to the result; a's dtype or float32. Not read where beta is 0.
-        alpha, beta: Python numbers.
+        alpha, beta: Python numbers that float32 holds; infinities and NaN too.
         out: where the result goes, of its exact shape and any strides; its dtype is the result's. May be
             `c` itself, may share no memory with the rest. No autograd.
         out_dtype: a's dtype (default) or torch.float32. A float32 gradient is rounded once to a's dtype.
@@ -282,8 +283,7 @@ def _torch_product(
 _runs_on: dict[torch.device, bool] = {}
 
 
-# Dynamo calls this while tracing and keeps the answer, which cannot change within a process.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@_constant_while_tracing  # it cannot change within a process
 def _kernel_runs_on(device: torch.device) -> bool:
     """Is there a kernel of ours for this device? Warns where not, once a device."""
     if device not in _runs_on:

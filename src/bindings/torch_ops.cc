@@ -21,6 +21,12 @@ struct Call {
 Normalized normalized(const Call& call) {
   Normalized n{View(call.a), View(call.b)};
   Problem& p = n.problem;
+  for (const auto& [name, x] : {std::pair("alpha", call.alpha), std::pair("beta", call.beta)})
+    if (!fits_float(x))
+      refuse(
+          "hopgemm.matmul: %s is %g; it must be 0 or between 1.5e-45 and 3.4e38 in size, as float32 "
+          "holds. Scale an operand, or the result",
+          name, x);
   p.alpha = static_cast<float>(call.alpha), p.beta = static_cast<float>(call.beta);
   p.batch_invariant = call.batch_invariant;
   if (call.sm_limit < 0 || call.sm_limit > INT32_MAX)
@@ -214,14 +220,20 @@ extern "C" HOPGEMM_API const char* hopgemm_override_outcome(int index) { return 
 extern "C" HOPGEMM_API const char* hopgemm_override_operator(int index) { return override_name(index); }
 
 // Before the next two: the kernel that is there (for mm and bmm it takes a list of capsules), whether that is
-// torch's own, and what makes a list of tensors from a list of capsules.
-extern "C" HOPGEMM_API void hopgemm_override_prepare(int index, void* previous, bool is_torchs, void* steal) {
-  prepare_override(index, previous, is_torchs, steal);
+// torch's own, and what makes a list of tensors from a list of capsules. nullptr, or what went wrong.
+extern "C" HOPGEMM_API const char* hopgemm_override_prepare(int index, void* previous, bool is_torchs,
+                                                            void* steal) {
+  return said([=] { prepare_override(index, previous, is_torchs, steal); });
 }
 extern "C" HOPGEMM_API const char* hopgemm_override_install(int index) {
   return said([=] { install_override(index); });
 }
-extern "C" HOPGEMM_API void* hopgemm_override_python_kernel(int index) { return python_kernel(index); }
+// nullptr where it fails, which ctypes raises.
+extern "C" HOPGEMM_API void* hopgemm_override_python_kernel(int index) {
+  void* kernel = nullptr;
+  said([&] { kernel = python_kernel(index); });
+  return kernel;
+}
 extern "C" HOPGEMM_API void hopgemm_override_remove(int index) { remove_override(index); }
 
 extern "C" HOPGEMM_API void hopgemm_override_policy(bool active, bool batch_invariant, int sm_limit) {

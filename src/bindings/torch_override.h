@@ -121,9 +121,20 @@ class Borrowed {
   void* impl_ = nullptr;
 };
 
+// A new result; false where there is no memory for it: torch's kernel then raises in its own words.
+inline bool try_empty(int64_t dim, const int64_t* sizes, const View& like, Tensor& result) {
+  try {
+    result = empty(dim, sizes, like.dtype, like);
+    return true;
+  } catch (const std::runtime_error&) {
+    return false;
+  }
+}
+
 // ---- mm, bmm: C kernels ----
 
-// Calls what was there before through Python: rare, or another overrider. Its words become a RuntimeError.
+// Calls what was there before through Python: rare, or another overrider. Its words become a RuntimeError: no
+// C function of torch lets an exception's type through.
 inline Tensor call_previous(python::Object* previous, std::initializer_list<Handle> tensors) {
   const python::Api& py = python::api();
   python::Gil gil;
@@ -149,11 +160,9 @@ template <int kDim, bool kOut> void override_mm(Value* s, uint64_t, uint64_t) {
   const View va(a), vb(b);
   int64_t sizes[3];
   Outcome outcome = policy.load(std::memory_order_relaxed).active ? kArguments : kOff;
-  const bool usual = is_product(va, vb, kDim, sizes);
-  if (usual) {
-    if (!kOut) out = empty(kDim, sizes, va.dtype, va);
-    outcome = attempt(va, vb, nullptr, out.get(), 1, 0);
-  }
+  bool usual = is_product(va, vb, kDim, sizes);
+  if (usual && !kOut) usual = try_empty(kDim, sizes, va, out);
+  if (usual) outcome = attempt(va, vb, nullptr, out.get(), 1, 0);
   self.count(outcome);
   if (outcome != kTaken) {
     const auto native = reinterpret_cast<NativeMm>(self.native);
@@ -166,7 +175,7 @@ template <int kDim, bool kOut> void override_mm(Value* s, uint64_t, uint64_t) {
 
 // ---- addmm, baddbmm: functions for Python, because no StableIValue holds their Scalars ----
 
-// Reads a Scalar that a double holds; false for any other (torch judges it).
+// Reads a Scalar that a float holds; false for any other (torch judges it).
 inline bool read_scalar(python::Object* kwargs, python::Object* name, double& value) {
   const python::Api& py = python::api();
   python::Object* given = py.dict_get(kwargs, name);
@@ -174,7 +183,7 @@ inline bool read_scalar(python::Object* kwargs, python::Object* name, double& va
   value = py.as_double(given);
   const bool failed = value == -1.0 && py.error();
   if (failed) py.clear_error();
-  return !failed;
+  return !failed && fits_float(value);
 }
 
 inline python::Object* to_python(Tensor&& t) {
@@ -213,11 +222,11 @@ python::Object* override_addmm(python::Object* previous, python::Object* args, p
       usual = is_product(va, vb, kDim, sizes);
       if (usual) {
         python::WithoutGil released;
-        if (!kOut) fresh = empty(kDim, sizes, va.dtype, va);
+        usual = kOut || try_empty(kDim, sizes, va, fresh);
         const Handle out = kOut ? given->get() : fresh.get();
-        outcome = attempt(va, vb, c.get(), out, alpha, beta);
+        if (usual) outcome = attempt(va, vb, c.get(), out, alpha, beta);
         const auto native = reinterpret_cast<NativeAddmm>(self.native);
-        if (outcome != kTaken)
+        if (usual && outcome != kTaken)
           usual = outcome != kArguments && native && native(out, c.get(), a.get(), b.get(), beta, alpha) == 0;
       }
     }

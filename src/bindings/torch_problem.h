@@ -3,6 +3,8 @@
 // theirs.
 #pragma once
 #include <algorithm>
+#include <cfloat>
+#include <cmath>
 #include <cstdio>
 #include <string>
 
@@ -37,6 +39,12 @@ inline void check(const Status& status) {
   if (status.ok()) return;
   if (status.code == Code::kInvalidArgument) throw std::invalid_argument(status.message);
   throw std::runtime_error(status.message);
+}
+
+// Is this a number that float holds: neither infinite nor 0 where `x` is not?
+inline bool fits_float(double x) {
+  const double size = std::fabs(x);
+  return !std::isfinite(x) || size == 0 || (size >= FLT_TRUE_MIN && size <= FLT_MAX);
 }
 
 struct ShapeText {  // "(2, 3)"

@@ -26,7 +26,7 @@ ELSEWHERE = {
     "_explain": "a device that is neither CPU nor CUDA",
     "_gemm": "the operator torch.ops.hopgemm.gemm called directly",
     "_load": "a build that does not fit the installed torch",
-    "_install_one": "a build that does not fit the installed torch",
+    "_check": "a build that does not fit the installed torch",
     "register": "a jaxlib older than the build",
     "_target": "a wrong hopgemm.jax.target",
     "replace_linear": "needs Equinox",

@@ -107,7 +107,7 @@ def test_forward_and_backward_launches(restored):
         model.zero_grad()
         with torch.autocast("cuda", dtype=torch.bfloat16):
             y = model(x)
-        y.sum().backward()
+        y.backward(torch.ones_like(y))  # the gradient of y.sum() is one number expanded: no layout for TMA
 
     step()
     want = [p.grad.clone() for p in model.parameters()]
@@ -187,6 +187,7 @@ assert o.taken == {"mm": 21}, o
 
 @pytest.mark.gpu
 def test_errors_are_torchs_own(restored):
+    """Word for word; from mm and bmm as a RuntimeError, whose subclasses torch's C interface does not name."""
     a, b = integers(8, 16), integers(16, 8)
     cases = [
         lambda: torch.mm(a, a), lambda: torch.mm(a, b.half()), lambda: torch.mm(a, b.cpu()),
@@ -194,14 +195,31 @@ def test_errors_are_torchs_own(restored):
     ]  # fmt: skip
 
     def failure(call):
-        with pytest.raises(Exception) as info:
+        with pytest.raises(RuntimeError) as info:
             call()
-        return type(info.value), str(info.value).splitlines()[0]
+        return str(info.value).splitlines()[0]
 
     want = [failure(call) for call in cases]
     with override():
         assert [failure(call) for call in cases] == want
         assert_same(torch.mm(a, b), reference(a, b))
+
+
+@pytest.mark.gpu
+def test_no_memory_for_the_result(restored):
+    """In torch's words; from mm and bmm without torch's type, as override() documents."""
+    a, b = integers(1, 1).expand(2**21, 1), integers(1, 1).expand(1, 2**21)
+    for call in (
+        lambda: torch.mm(a, b),
+        lambda: torch.bmm(a[None], b[None]),
+        lambda: torch.addmm(a[:1], a, b),
+        lambda: torch.baddbmm(a[:1], a[None], b[None]),
+    ):
+        with pytest.raises(torch.OutOfMemoryError) as torchs:
+            call()
+        with override(), pytest.raises(RuntimeError) as ours:
+            call()
+        assert str(ours.value)[:60] == str(torchs.value)[:60]
 
 
 @pytest.mark.gpu

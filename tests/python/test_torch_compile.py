@@ -1,5 +1,8 @@
 """hopgemm.torch.matmul under FakeTensor, torch.compile, torch.export; opcheck of every operator. On CPU."""
 
+import subprocess
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -28,6 +31,16 @@ def integers(*shape, grad=False, dtype=torch.bfloat16):
 
 def assert_same(got, want):
     torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+def test_importing_it_does_not_import_dynamo():
+    """Which takes seconds that a program without torch.compile need not pay."""
+    code = (
+        "import sys, torch\nbefore = 'torch._dynamo' in sys.modules\nimport hopgemm.torch\n"
+        "hopgemm.matmul(*[torch.ones(2, 2).bfloat16()] * 2)\nprint(before, 'torch._dynamo' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "False False\n"
 
 
 # ---- opcheck: schema, fake, autograd registration, AOT dispatch ----

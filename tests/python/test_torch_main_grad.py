@@ -31,9 +31,11 @@ def reference(x, weight, bias, cotangent):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 3, 4), (0, 4), (2,) * 8 + (4,)])
-def test_values_of_every_rank(shape, dtype):
-    x, weight, bias = integers(*shape, dtype=dtype, grad=True), parameter(5, 4, dtype=dtype), integers(5)
+@pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 3, 4), (0, 4), (2,) * 8 + (4,), (0,), (3, 0), (2, 3, 0)])
+@pytest.mark.parametrize("n", [5, 0])
+def test_values_of_every_rank(n, shape, dtype):
+    x, weight = integers(*shape, dtype=dtype, grad=True), parameter(n, shape[-1], dtype=dtype)
+    bias = integers(n)
     bias = bias.to(dtype).requires_grad_()
     y = linear(x, weight, bias)
     assert_same(y.detach(), F.linear(x.double(), weight.double(), bias.double()).to(dtype).detach())
@@ -83,6 +85,25 @@ def test_what_needs_no_gradient_gets_none(needs):
             if need:
                 assert_same(t.grad, grad.bfloat16())
         assert_same(weight.main_grad, want[1].float() if needs[1] else torch.zeros(5, 4))
+    assert weight.grad is None
+
+
+def test_only_what_a_backward_asks_for():
+    """As weight.grad: not with inputs that are others, and autograd.grad of the weight is refused."""
+    x, weight = integers(3, 4, grad=True), parameter(5, 4)
+    want = x.detach().float().sum(0).expand(5, 4).contiguous()
+    (grad_x,) = torch.autograd.grad(linear(x, weight).sum(), x)
+    linear(x, weight).sum().backward(inputs=[x])
+    assert_same(x.grad, grad_x)
+    assert not weight.main_grad.any()
+    with raises(RuntimeError, "autograd.grad asks for the gradient of a weight", "Call backward"):
+        torch.autograd.grad(linear(x, weight).sum(), weight)
+    assert not weight.main_grad.any()
+    linear(x, weight).sum().backward(inputs=[weight])
+    assert_same(weight.main_grad, want)
+    linear(x, weight).sum().backward()
+    assert_same(weight.main_grad, 2 * want)
+    assert_same(x.grad, 2 * grad_x)
     assert weight.grad is None
 
 
@@ -183,6 +204,10 @@ def test_refusals():
             TypeError, "weight has a main_grad, but x is", "left to torch", "delete weight.main_grad"
         ):
             linear(left_to_torch, weight)
+    computed = weight * 1
+    computed.main_grad = torch.zeros(5, 4)
+    with raises(TypeError, "weight a Tensor, the result of an operation", "must be a leaf"):
+        linear(x, computed)
     y = linear(x, weight).sum()
     del weight.main_grad
     with raises(TypeError, "main_grad is a NoneType", "end of the backward"):

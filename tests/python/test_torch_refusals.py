@@ -81,6 +81,22 @@ def test_value_errors_name_shapes():
         matmul(a, b, beta=0.5)
 
 
+def test_scalars_that_float32_does_not_hold():
+    a, b, c = integers(3, 4), integers(4, 5), integers(3, 5)
+    for number in (1e300, -1e39, 1e-50, -1e-46, 10**40):
+        with raises(ValueError, f"alpha is {number}".replace("+", "."), "as float32 holds", "Scale"):
+            matmul(a, b, alpha=number)
+        with raises(ValueError, "beta is ", "as float32 holds"):
+            matmul(a, b, c=c, beta=number)
+        with raises(ValueError, "alpha is ", "as float32 holds"):
+            torch.ops.hopgemm.gemm(a, b, None, None, float(number))
+        with raises(ValueError, "beta is ", "as float32 holds"):
+            torch.ops.hopgemm.gemm_out(c, a, b, None, None, 1.0, float(number))
+    ones = torch.ones(1, 1).bfloat16()
+    for number in (float("inf"), -3.4e38, 2.0**-126, True):
+        assert_same(matmul(ones, ones, alpha=number), torch.full((1, 1), float(number)).bfloat16())
+
+
 def test_setting_errors():
     a, b = integers(3, 4), integers(4, 5)
     with raises(ValueError, "sm_limit is -1"):

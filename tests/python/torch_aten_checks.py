@@ -4,6 +4,7 @@
 without a trace.
 """
 
+import os
 import subprocess
 import sys
 import threading
@@ -182,9 +183,20 @@ def test_errors_are_torchs_own():
         lambda: torch.addmm(c.float(), a, b), lambda: torch.addmm(c, a, a), lambda: torch.baddbmm(c, x, x),
         lambda: torch.mm(a, b, out=c.int()), lambda: torch.mm(a.int(), a.int()),
         lambda: torch.addmm(c, a, b, out=c.float()), lambda: torch.addmm(c, a, b, beta=1j),
+        lambda: torch.addmm(c, a, b, alpha=1e300), lambda: torch.baddbmm(z, x, y, beta=1e300),
     ]  # fmt: skip
     assert None not in [failure(call) for call in wrong]
     assert_same_failures(wrong)
+
+
+def test_no_memory_for_the_result_is_in_torchs_words():
+    a, b = integers(1, 1).expand(2**20, 1), integers(1, 1).expand(1, 2**40)
+    calls = [
+        lambda: torch.mm(a, b), lambda: torch.bmm(a[None], b[None]),
+        lambda: torch.addmm(integers(1), a, b), lambda: torch.baddbmm(integers(1), a[None], b[None]),
+    ]  # fmt: skip
+    assert all("allocate" in failure(call)[1] for call in calls)
+    assert_same_failures(calls)
 
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
@@ -274,6 +286,46 @@ def test_two_threads_leave_out_of_turn():
     torch.mm(a, b)  # the other thread's block is still open
     assert last_call().startswith("config= sm_limit=5")
     leave.set(), thread.join()
+
+
+BESIDE_A_THREAD = """
+import sys, threading, torch
+from hopgemm.torch import override
+
+def multiply(x):
+    try:
+        while not done.is_set():
+            torch.mm(x, x), torch.addmm(x, x, x)
+    except Exception as error:
+        errors.append(error)
+
+done, errors = threading.Event(), []
+DTYPES = [torch.bfloat16, torch.bfloat16, torch.float32]
+sys.setswitchinterval(1e-5)
+threads = [threading.Thread(target=multiply, args=(torch.ones(4, 4).to(t),)) for t in DTYPES]
+[thread.start() for thread in threads]
+for _ in range(500):
+    with override(): pass
+done.set()
+[thread.join() for thread in threads]
+assert not errors, errors
+"""
+
+
+def test_leaving_beside_a_thread_that_multiplies():
+    """Its calls may be on their way to a kernel that was just taken away: it must still be there."""
+    run = subprocess.run([sys.executable, "-c", BESIDE_A_THREAD], capture_output=True, text=True)
+    assert run.returncode == 0, (run.returncode, run.stderr)
+
+
+def test_a_wrong_environment_installs_nothing():
+    code = (
+        "import torch\nfrom hopgemm._torch_aten import kernels, override\n"
+        "try: override().__enter__()\nexcept ValueError as e: print(e, kernels()._installed)"
+    )
+    environment = os.environ | {"HOPGEMM_SM_LIMIT": "x"}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert "HOPGEMM_SM_LIMIT='x'" in run.stdout and run.stdout.endswith(" {}\n"), run.stdout + run.stderr
 
 
 def test_deterministic_algorithms_are_satisfied():

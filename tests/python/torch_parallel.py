@@ -152,6 +152,24 @@ def tensor_parallel(mesh):
             assert_same(p.grad.full_tensor(), q.grad, name)
 
 
+def no_main_grad(mesh):
+    """Refused: a buffer for a shard, or a whole, of what?"""
+    for weight, main_grad in ((R, None), (R, R), (None, R)):
+        plain = {"weight": integers(8, 6).to(mesh.device_type), "main_grad": torch.zeros(8, 6)}
+        plain["main_grad"] = plain["main_grad"].to(mesh.device_type)
+        lies = {"weight": weight, "main_grad": main_grad}
+        t = {key: distribute_tensor(t, mesh, [lies[key]]) if lies[key] else t for key, t in plain.items()}
+        p = torch.nn.Parameter(t["weight"])
+        p.main_grad = t["main_grad"]
+        x = integers(*A).to(mesh.device_type)
+        try:
+            hopgemm.torch.linear(x if weight is None else distribute_tensor(x, mesh, [R]), p)
+        except TypeError as error:
+            assert "neither may be a DTensor" in str(error), error
+        else:
+            raise AssertionError((weight, main_grad))
+
+
 def data_parallel(mesh):
     data = integers(8, 4, dtype=torch.float32).to(mesh.device_type)
     rank = mesh.get_local_rank()
@@ -197,7 +215,7 @@ def run(device, meeting, rank):
     backend = {"cpu": "gloo", "cuda": "nccl"}[device]
     dist.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=WORLD)
     mesh = init_device_mesh(device, (WORLD,))
-    for check in (products, partial_operands, tensor_parallel, data_parallel, fully_sharded):
+    for check in (products, partial_operands, tensor_parallel, no_main_grad, data_parallel, fully_sharded):
         torch.manual_seed(0)
         check(mesh)
         print(check.__name__, flush=True)
