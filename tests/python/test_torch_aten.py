@@ -187,7 +187,7 @@ assert o.taken == {"mm": 21}, o
 
 @pytest.mark.gpu
 def test_errors_are_torchs_own(restored):
-    """Word for word; from mm and bmm as a RuntimeError, whose subclasses torch's C interface does not name."""
+    """Word for word; from mm and bmm as a RuntimeError: torch's C interface does not name its subclasses."""
     a, b = integers(8, 16), integers(16, 8)
     cases = [
         lambda: torch.mm(a, a), lambda: torch.mm(a, b.half()), lambda: torch.mm(a, b.cpu()),
