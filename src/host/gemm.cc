@@ -6,6 +6,7 @@
 
 #include "host/config_name.h"
 #include "host/device.h"
+#include "host/make_params.h"
 #include "host/normal_form.h"
 #include "host/pack.h"
 #include "host/select.h"
@@ -49,20 +50,6 @@ Status launch(const Instance& instance, const GemmParams<CUtensorMap>& params, i
   if (e == cudaSuccess) return {};
   cudaGetLastError();
   return cuda_failure(e, instance.name);
-}
-
-GemmParams<CUtensorMap> make_params(const NormalProblem& p, const Config& config) {
-  GemmParams<CUtensorMap> params;
-  params.grid =
-      make_tile_grid(config, p.m, p.n, static_cast<int>(p.batch_inner), static_cast<int>(p.batch_outer));
-  params.k_tiles = ceil_div(p.k, kTileK);
-  params.split = config.schedule.split;
-  params.a_batch_inner = p.a.batch_inner_stride != 0, params.a_batch_outer = p.a.batch_outer_stride != 0;
-  params.b_batch_inner = p.b.batch_inner_stride != 0, params.b_batch_outer = p.b.batch_outer_stride != 0;
-  params.a_policy = config.schedule.a_policy, params.b_policy = config.schedule.b_policy,
-  params.d_policy = config.schedule.d_policy;
-  params.epilogue = p.epilogue;
-  return params;
 }
 
 // The same tile without a cluster, for when none fits beside what else is on the device: the same bits,
@@ -121,7 +108,7 @@ Status gemm(const Problem& problem, const Plan& plan, void* workspace, void* str
   const KernelConfig& c = instance->config;
   HOPGEMM_TRY(pack_operands(p, workspace, stream));
   swap_for(c, p);
-  GemmParams<CUtensorMap> params = make_params(p, {c, schedule});
+  GemmParams<CUtensorMap> params = make_params<CUtensorMap>(p, {c, schedule});
   HOPGEMM_TRY(encode_tensor_maps(p, c, params.a, params.b, params.d));
   return launch(*instance, params, std::min(plan.grid, max_clusters * cluster_size(c, schedule.split)),
                 static_cast<cudaStream_t>(stream));

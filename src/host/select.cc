@@ -55,7 +55,7 @@ double compulsory_bytes(const NormalProblem& p) {
   return batch * (2 * (m * k + k * n) + m * n * double(size_of(p.epilogue.d.dtype)));
 }
 
-double estimate_cycles(const KernelConfig& c, const NormalProblem& p, int sm_count) {
+double estimate_cycles(const KernelConfig& c, const NormalProblem& p, int sm_count, double bytes) {
   const int clusters = resident_clusters(cluster_size(c), sm_count);
   if (clusters == 0) return INFINITY;
   const double waves = std::ceil(count_blocks(c, p) / clusters);
@@ -67,13 +67,14 @@ double estimate_cycles(const KernelConfig& c, const NormalProblem& p, int sm_cou
       padding * (waves * tile_cycles(c, k_tiles, result_bytes) + epilogue_cycles(c, result_bytes));
   // These get 0.96 of what swapped kernels get from DRAM. Of two that wait for it, the less busy one is
   // faster.
-  const double dram = kLaunchCycles + compulsory_bytes(p) / (0.96 * kDramBytesPerCycle);
+  const double dram = kLaunchCycles + bytes / (0.96 * kDramBytesPerCycle);
   return busy >= dram ? busy : dram + 0.03 * busy;
 }
 
 // Swapped kernels: bandwidth and latency. A step takes as long as its bytes need to come in, as the ring
 // needs to hide the memory's latency, or as wgmma; all of it at least as long as DRAM and L2 need for theirs.
-double estimate_swapped_cycles(const KernelConfig& c, int split, const NormalProblem& p, int sm_count) {
+double estimate_swapped_cycles(const KernelConfig& c, int split, const NormalProblem& p, int sm_count,
+                               double bytes) {
   const int clusters = resident_clusters(cluster_size(c, split), sm_count);
   if (clusters == 0) return INFINITY;
   const double rounds = std::ceil(count_blocks(c, p) / clusters);
@@ -86,13 +87,16 @@ double estimate_swapped_cycles(const KernelConfig& c, int split, const NormalPro
       batch * 2 * k *
       (double(p.n) * ceil_div(p.m, c.tile_n) + double(p.m) * ceil_div(p.n, c.tile_m) / c.cluster_m);
   return kLaunchCycles +
-         std::max(
-             {rounds * steps * step, compulsory_bytes(p) / kDramBytesPerCycle, l2 / kL2BytesPerCycleInAll}) +
+         std::max({rounds * steps * step, bytes / kDramBytesPerCycle, l2 / kL2BytesPerCycleInAll}) +
          rounds * kExchangeCycles * (split > 1 ? 1 : 0.5);
 }
 
-// Rows above which a swapped kernel has no shape to win with.
-constexpr int64_t kMostSwappedRows = 256;
+// The narrowest swapped tile that holds the rows, up to 64; 0: too many rows for any of them to win.
+int swapped_width(const NormalProblem& p) {
+  if (p.m > 256) return 0;
+  if (p.m > 32 || p.a.major == Major::kMN) return 64;
+  return p.m > 16 ? 32 : 16;
+}
 
 }  // namespace
 
@@ -127,7 +131,8 @@ Choice select(const NormalProblem& p, DType dtype, const DeviceFacts& facts, int
   best.fewest_blocks = INFINITY;
   double best_cycles = INFINITY;
   int best_split = 1;
-  const int k_tiles = ceil_div(p.k, kTileK);
+  const int k_tiles = ceil_div(p.k, kTileK), width = swapped_width(p);
+  const double bytes = compulsory_bytes(p);
   auto consider = [&](const Instance& instance, int split, double cycles) {
     if (cycles >= best_cycles) return;
     best_cycles = cycles, best.instance = &instance, best_split = split;
@@ -139,10 +144,10 @@ Choice select(const NormalProblem& p, DType dtype, const DeviceFacts& facts, int
     best.fewest_blocks = std::min(best.fewest_blocks, blocks);
     if (blocks > kMaxBlocks) continue;
     if (!is_swapped(c)) {
-      consider(kInstances[i], 1, estimate_cycles(c, p, sm_count));
-    } else if (p.m <= kMostSwappedRows) {
+      consider(kInstances[i], 1, estimate_cycles(c, p, sm_count, bytes));
+    } else if (c.tile_n == width) {
       for (int split = 1; is_valid_split(c, split, k_tiles) && (split == 1 || splits); split *= 2)
-        consider(kInstances[i], split, estimate_swapped_cycles(c, split, p, sm_count));
+        consider(kInstances[i], split, estimate_swapped_cycles(c, split, p, sm_count, bytes));
     }
   }
   if (!best.instance) return best;

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "host/make_params.h"
+
 namespace hopgemm::emulated {
 namespace {
 
@@ -47,22 +49,13 @@ void pack(NormalOperand& o, int64_t mn, int64_t k, uint16_t* to) {
 }  // namespace
 
 Launch make_launch(const NormalProblem& p, const Config& config, int num_ctas) {
-  Launch launch{config.kernel, {}, num_ctas};
+  Launch launch{config.kernel, make_params<TensorMap>(p, config), num_ctas};
   Params& params = launch.params;
   params.a = operand_map(p, p.a, p.m, a_tile(config.kernel));
   params.b = operand_map(p, p.b, p.n, b_tile(config.kernel));
   const EpilogueMatrix& d = p.epilogue.d;
-  const int64_t element_bytes = size_of(d.dtype);
-  params.d = make_map(d.data, element_bytes, {p.n, p.m, p.batch_inner, p.batch_outer},
+  params.d = make_map(d.data, size_of(d.dtype), {p.n, p.m, p.batch_inner, p.batch_outer},
                       {d.row_stride, d.batch_inner_stride, d.batch_outer_stride}, kMmaM);
-  params.grid =
-      make_tile_grid(config, p.m, p.n, static_cast<int>(p.batch_inner), static_cast<int>(p.batch_outer));
-  params.k_tiles = ceil_div(p.k, kTileK);
-  params.split = config.schedule.split;
-  params.a_batch_inner = p.a.batch_inner_stride != 0, params.a_batch_outer = p.a.batch_outer_stride != 0;
-  params.b_batch_inner = p.b.batch_inner_stride != 0, params.b_batch_outer = p.b.batch_outer_stride != 0;
-  params.a_policy = params.b_policy = params.d_policy = CachePolicy::kNormal;
-  params.epilogue = p.epilogue;
   return launch;
 }
 
