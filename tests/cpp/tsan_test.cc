@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "emulator_case.h"
+#include "host/swap.h"
 #include "mutants.h"
 
 #ifndef __SANITIZE_THREAD__
