@@ -87,8 +87,8 @@ def matmul(  # noqa: F811
     Args:
         a: (..., M, K) or (K,), bfloat16 or float16, any strides.
         b: (..., K, N) or (K,), of a's dtype and on a's device.
-        bias: (N,), added to every row; the result's dtype or float32.
-        c: added `beta` times; broadcasts to the result; its dtype or float32. Not read where beta is 0.
+        bias: (N,), added to every row; a's dtype or float32.
+        c: added `beta` times; broadcasts to the result; a's dtype or float32. Not read where beta is 0.
         alpha, beta: Python numbers.
         out: PyTorch only: where the result goes. JAX has no such thing: TypeError.
         out_dtype: a's dtype (default) or float32.

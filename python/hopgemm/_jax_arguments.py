@@ -100,16 +100,15 @@ def _result_shape(a: Any, b: Any) -> tuple[Any, ...]:
     return (*batch, *a.shape[-2:-1], *(b.shape[-1:] if b.ndim > 1 else ()))
 
 
-def _check_extra(name: str, x: Any, out_dtype: Any) -> None:
+def _check_extra(name: str, x: Any, dtype: Any) -> None:
     if not isinstance(x, jax.Array):
         raise TypeError(
             f"hopgemm.jax.matmul: {name} is a {type(x).__name__}; must be a jax.Array. "
             "Convert with jnp.asarray"
         )
-    if x.dtype not in (out_dtype, F32):
+    if x.dtype not in (dtype, F32):
         raise TypeError(
-            f"hopgemm.jax.matmul: {name} is {x.dtype}; must be the result's dtype ({out_dtype}) or float32. "
-            "Convert with .astype"
+            f"hopgemm.jax.matmul: {name} is {x.dtype}; must be {dtype} (a's) or float32. Convert with .astype"
         )
 
 
@@ -123,7 +122,7 @@ def with_epilogue(
         )
     shape, extras, c_dims = _result_shape(a, b), {}, ()
     if c is not None:
-        _check_extra("c", c, out_dtype)
+        _check_extra("c", c, a.dtype)
         lead = len(shape) - c.ndim
         if lead < 0 or any(x != 1 and x != y for x, y in zip(c.shape, shape[lead:])):
             raise ValueError(
@@ -135,7 +134,7 @@ def with_epilogue(
         c_dims = tuple(lead + i for i in range(c.ndim) if i not in ones)
         extras["c"] = lax.squeeze(c, ones) if ones else c
     if bias is not None:
-        _check_extra("bias", bias, out_dtype)
+        _check_extra("bias", bias, a.dtype)
         if b.ndim < 2 or bias.shape != b.shape[-1:]:
             raise ValueError(
                 f"hopgemm.jax.matmul: bias has shape {bias.shape} and b {b.shape}; bias must be (N,), "

@@ -78,8 +78,8 @@ def matmul(
     Args:
         a: (..., M, K) or (K,), bfloat16 or float16.
         b: (..., K, N) or (K,), of a's dtype; batch dimensions broadcast.
-        bias: (N,), added to every row; of the result's dtype or float32.
-        c: broadcasts to the result; its dtype or float32. Not read where beta is 0.
+        bias: (N,), added to every row; of a's dtype or float32.
+        c: broadcasts to the result; of a's dtype or float32. Not read where beta is 0.
         alpha, beta: Python numbers (they are compiled into the call).
         out: always None: JAX arrays are immutable, so anything else is a TypeError.
         out_dtype: a's dtype (None) or float32.

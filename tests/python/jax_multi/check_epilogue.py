@@ -25,6 +25,7 @@ CASES = {
     "alpha": dict(alpha=0.5),
     "all": dict(bias=BIAS, c=C, alpha=2.0, beta=4.0),
     "fp32_out": dict(bias=BIAS.astype(F32), c=C.astype(F32), alpha=2.0, beta=4.0, out_dtype=F32),
+    "fp32_out_16_bit_extras": dict(bias=BIAS, c=C, alpha=2.0, beta=4.0, out_dtype=F32),
     "c_row": dict(c=rand(1, 6), beta=1.0),
     "c_column": dict(c=rand(8, 1), beta=1.0),
     "c_vector": dict(c=rand(6), beta=1.0, bias=BIAS),
