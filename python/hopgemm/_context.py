@@ -96,7 +96,7 @@ class _Thread(threading.local):
     # threading.local, and a compiled function would keep the settings of its first call.
     def __init__(self) -> None:
         self.settings: Settings | None = None  # None: outside every block
-        self.blocks: list[tuple[_Block, dict[str, Any], contextlib.ExitStack]] = []
+        self.blocks: list[tuple[_Setting, dict[str, Any], contextlib.ExitStack]] = []
 
 
 _thread = _Thread()
@@ -123,7 +123,21 @@ def _load_hooks() -> None:
 _SUSPENDS = 0x20 | 0x80 | 0x200  # inspect.CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR
 
 
-class _Block(contextlib.ContextDecorator):
+class Block(contextlib.ContextDecorator):
+    """A block of settings that is also a decorator, of functions whose body runs within the call."""
+
+    def __call__(self, function: F) -> F:
+        code = getattr(function, "__code__", None)
+        if code is not None and code.co_flags & _SUSPENDS:
+            name = getattr(function, "__qualname__", function)
+            raise TypeError(
+                f"{name} is a coroutine or generator function: a decorator would end before its body runs. "
+                "Use a with block inside it"
+            )
+        return super().__call__(function)
+
+
+class _Setting(Block):
     """One setting for the length of a `with` block or a decorated function; reusable, safe to share."""
 
     def __init__(self, **change: Any) -> None:
@@ -149,16 +163,6 @@ class _Block(contextlib.ContextDecorator):
         _thread.settings = settings if blocks else None
         return stack.__exit__(*exception)
 
-    def __call__(self, function: F) -> F:
-        code = getattr(function, "__code__", None)
-        if code is not None and code.co_flags & _SUSPENDS:
-            name = getattr(function, "__qualname__", function)
-            raise TypeError(
-                f"{name} is a coroutine or generator function: a decorator would end before its body runs. "
-                "Use a with block inside it"
-            )
-        return super().__call__(function)
-
 
 def sm_limit(n: int) -> AbstractContextManager[None]:
     """Within the block (or the decorated function) hopgemm uses at most `n` SMs of a GPU; 0: all.
@@ -171,17 +175,17 @@ def sm_limit(n: int) -> AbstractContextManager[None]:
         )
     if operator.index(n) < 0:
         raise ValueError(f"hopgemm.sm_limit: n is {n}; must be 0 (all SMs) or more")
-    return _Block(sm_limit=operator.index(n))
+    return _Setting(sm_limit=operator.index(n))
 
 
 def batch_invariant(on: bool = True) -> AbstractContextManager[None]:
     """Within the block a row's bits depend neither on M nor on its position, batch or neighbours."""
-    return _Block(batch_invariant=_as_bool("batch_invariant", on))
+    return _Setting(batch_invariant=_as_bool("batch_invariant", on))
 
 
 def fallback(on: bool = True) -> AbstractContextManager[None]:
     """Within the block the framework's own product stands in where the kernel cannot run; it warns once."""
-    return _Block(fallback=_as_bool("fallback", on))
+    return _Setting(fallback=_as_bool("fallback", on))
 
 
 def autotune(on: bool = True) -> AbstractContextManager[None]:
@@ -192,7 +196,7 @@ def autotune(on: bool = True) -> AbstractContextManager[None]:
     captured in a CUDA graph, transformed or under autocast runs as chosen, and so do JAX and
     torch.distributed with several processes.
     """
-    return _Block(autotune=_as_bool("autotune", on))
+    return _Setting(autotune=_as_bool("autotune", on))
 
 
 def _as_bool(name: str, on: bool) -> bool:

@@ -7,7 +7,6 @@ The kernels and the rule of what they take are C++ (src/bindings/torch_override.
 # mypy: disable-error-code="no-untyped-call,no-any-return"
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import itertools
@@ -16,18 +15,16 @@ import threading
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from . import _torch_checks
-from ._context import _SUSPENDS, Settings, current
+from ._context import Block, Settings, current
 from ._torch_library import SHARED_LIBRARY
 
-F = TypeVar("F", bound=Callable[..., Any])
 
-
-class override(contextlib.ContextDecorator):
+class override(Block):
     """While active, torch's own matrix products run the kernel wherever it reads their operands in place.
 
         with hopgemm.torch.override() as o:
@@ -101,16 +98,6 @@ class override(contextlib.ContextDecorator):
             _set_policy()
             if not _frames:
                 kernels().uninstall()
-
-    def __call__(self, function: F) -> F:
-        code = getattr(function, "__code__", None)
-        if code is not None and code.co_flags & _SUSPENDS:
-            name = getattr(function, "__qualname__", function)
-            raise TypeError(
-                f"{name} is a coroutine or generator function: a decorator would end before its body runs. "
-                "Use a with block inside it"
-            )
-        return super().__call__(function)
 
     @property
     def taken(self) -> dict[str, int]:

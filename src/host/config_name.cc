@@ -38,6 +38,8 @@ bool parse_token(const char* token, const char* end, Schedule& s) {
 
 }  // namespace
 
+bool is_automatic(const char* name) { return !name || !*name || !std::strcmp(name, "auto"); }
+
 void format_config(const Instance& instance, const Schedule& s, char (&name)[kMaxConfigName]) {
   const Schedule usual;
   int used = std::snprintf(name, kMaxConfigName, "%s", instance.name);

@@ -13,10 +13,6 @@
 namespace hopgemm {
 namespace {
 
-int sms_to_use(const Problem& p, const DeviceFacts& facts) {
-  return p.sm_limit > 0 ? std::min(p.sm_limit, facts.sm_count) : facts.sm_count;
-}
-
 Status too_many_blocks(double blocks) {
   return failure(Code::kInvalidArgument, "hopgemm: %.3g output tiles; at most 1e9. Split the product",
                  blocks);
@@ -35,8 +31,7 @@ Choice select_within(const NormalProblem& p, const Problem& problem, const Devic
 
 Status choose(const NormalProblem& p, const Problem& problem, const char* config, const DeviceFacts& facts,
               Choice& choice) {
-  const bool automatic = !config || !*config || !std::strcmp(config, "auto");
-  if (automatic) {
+  if (is_automatic(config)) {
     choice = select_within(p, problem, facts);
     if (choice.instance) return {};
     if (choice.fewest_blocks > kMaxBlocks && std::isfinite(choice.fewest_blocks))

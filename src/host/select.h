@@ -1,5 +1,7 @@
 // Which config for which problem. Pure: sizes, majors and device facts in, config and reason out.
 #pragma once
+#include <algorithm>
+
 #include "config/instances.h"
 #include "host/normal_form.h"
 
@@ -11,6 +13,10 @@ struct Choice {
   double fewest_blocks;  // that any kernel which fits would make
   char reason[160];
 };
+
+inline int sms_to_use(const Problem& p, const DeviceFacts& facts) {
+  return p.sm_limit > 0 ? std::min(p.sm_limit, facts.sm_count) : facts.sm_count;
+}
 
 // `splits`: may K be split, so that a sum depends on the config?
 Choice select(const NormalProblem& problem, DType dtype, const DeviceFacts& facts, int sm_count, bool splits);

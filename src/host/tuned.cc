@@ -1,14 +1,13 @@
 #include "host/tuned.h"
 
-#include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <string_view>
 #include <unordered_map>
 
-#include "host/normal_form.h"
+#include "host/config_name.h"
+#include "host/select.h"
 
 namespace hopgemm {
 namespace {
@@ -41,8 +40,6 @@ using Table = std::unordered_map<std::string, Configs, NameHash, std::equal_to<>
 std::atomic<std::shared_ptr<const Table>> table;
 std::atomic<bool> has_table{false};  // so that a process without one pays for a load and no more
 
-bool is_automatic(const char* config) { return !config || !*config || !std::strcmp(config, "auto"); }
-
 }  // namespace
 
 bool tuning_key(const Problem& problem, const DeviceFacts& facts, TuningKey& key) {
@@ -54,7 +51,7 @@ bool tuning_key(const Problem& problem, const DeviceFacts& facts, TuningKey& key
   key.majors[1] = p.b.major == Major::kK ? 'k' : 'n';
   key.m = p.m, key.n = p.n, key.k = p.k;
   key.batch_inner = p.batch_inner, key.batch_outer = p.batch_outer;
-  key.sm_count = problem.sm_limit > 0 ? std::min(problem.sm_limit, facts.sm_count) : facts.sm_count;
+  key.sm_count = sms_to_use(problem, facts);
   key.batch_invariant = problem.batch_invariant;
   return true;
 }

@@ -8,27 +8,13 @@ namespace hopgemm::ladder {
 // As run_roles() in kernel.cuh, a fiber for each role. A role that the rung does not have comes in and
 // leaves.
 template <class Roles, class Hw> emulated::Result emulate_rung(const emulated::Launch& asked) {
-  constexpr size_t kStackBytes = 64 * 1024;
   emulated::Launch launch = asked;
   launch.params.b.box_rows = box_rows(b_tile(tensor_map_config(launch.config)));
-  emulated::Machine machine(launch);
-  for (int cta = 0; cta < launch.num_ctas; ++cta) {
-    for (int consumer = -1; consumer < kNumConsumers; ++consumer) {
-      auto role = std::make_unique<Hw>(machine, cta, consumer);
-      Hw& hw = *role;
-      machine.add(std::move(role),
-                  kStackBytes + sizeof(typename Hw::Accumulator) + sizeof(typename Hw::Rounded),
-                  [&hw, &launch] {
-                    enter(hw, launch.params.split);
-                    if (hw.consumer() >= 0 && hw.consumer() < Roles::kConsumers)
-                      Roles::consume(hw, launch.params);
-                    if constexpr (Roles::kProducer > 0)
-                      if (hw.consumer() < 0) Roles::produce(hw, launch.params);
-                    leave(hw);
-                  });
-    }
-  }
-  return machine.run();
+  return emulate_roles<Hw>(launch, [&launch](Hw& hw) {
+    if (hw.consumer() >= 0 && hw.consumer() < Roles::kConsumers) Roles::consume(hw, launch.params);
+    if constexpr (Roles::kProducer > 0)
+      if (hw.consumer() < 0) Roles::produce(hw, launch.params);
+  });
 }
 
 struct EmulatedRung {

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "host/device.h"
+#include "host/make_params.h"
 #include "host/tensor_map.h"
 #include "ladder/problem.h"
 #include "ladder/roles.h"
@@ -70,11 +71,7 @@ Status launch_tma(const Rung& rung, const Call& call, void* stream, void* argume
   Config config{rung.config, rung.schedule};
   config.kernel.dtype = call.dtype;
   const NormalProblem problem = normal_problem(call);
-  GemmParams<CUtensorMap> params{};
-  params.grid = make_tile_grid(config, call.m, call.n, 1, 1);
-  params.k_tiles = ceil_div(call.k, kTileK), params.split = 1;
-  params.a_policy = params.b_policy = params.d_policy = CachePolicy::kNormal;
-  params.epilogue = problem.epilogue;
+  GemmParams<CUtensorMap> params = make_params<CUtensorMap>(problem, config);
   HOPGEMM_TRY(encode_tensor_maps(problem, tensor_map_config(config.kernel), params.a, params.b, params.d));
 
   const void* kernel = rung.kernels[static_cast<int>(call.dtype)];

@@ -42,10 +42,8 @@ template <KernelConfig kConfig> class EmulatedHw : public emulated::Role {
   void send_sums(const Accumulator& acc, int split) { send_tile(&acc.v[0][0], split); }
 };
 
-// What gemm_kernel does, a fiber for each role. `Hw` is EmulatedHw, or wraps it.
-template <class Hw> emulated::Result emulate(const emulated::Launch& launch) {
-  static_assert(is_valid(Hw::kKernelConfig));
-  static_assert(Hardware<Hw>);
+// A fiber for each role of each CTA: comes in, runs body(hw), leaves. `Hw` is EmulatedHw, or wraps it.
+template <class Hw, class Body> emulated::Result emulate_roles(const emulated::Launch& launch, Body body) {
   constexpr size_t kStackBytes = 64 * 1024;
   emulated::Machine machine(launch);
   for (int cta = 0; cta < launch.num_ctas; ++cta) {
@@ -54,15 +52,24 @@ template <class Hw> emulated::Result emulate(const emulated::Launch& launch) {
       Hw& hw = *role;
       machine.add(std::move(role),
                   kStackBytes + sizeof(typename Hw::Accumulator) + sizeof(typename Hw::Rounded),
-                  [&hw, &launch] {
+                  [&hw, &launch, body] {
                     enter(hw, launch.params.split);
-                    if (hw.consumer() >= 0) consume(hw, launch.params);
-                    else produce(hw, launch.params);
+                    body(hw);
                     leave(hw);
                   });
     }
   }
   return machine.run();
+}
+
+// What gemm_kernel does.
+template <class Hw> emulated::Result emulate(const emulated::Launch& launch) {
+  static_assert(is_valid(Hw::kKernelConfig));
+  static_assert(Hardware<Hw>);
+  return emulate_roles<Hw>(launch, [&launch](Hw& hw) {
+    if (hw.consumer() >= 0) consume(hw, launch.params);
+    else produce(hw, launch.params);
+  });
 }
 
 }  // namespace hopgemm

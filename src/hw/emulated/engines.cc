@@ -1,0 +1,296 @@
+// What a role sets going: copies, wgmma, stores, and sums for its peers.
+#include <cstring>
+
+#include "hw/emulated/role.h"
+
+namespace hopgemm::emulated {
+
+// ---- copies in --------------------------------------------------------------------------------------------
+
+void Role::check_map(const TensorMap& map) {
+  constexpr int kAlignment = 16;
+  bool aligned = reinterpret_cast<uintptr_t>(map.data) % kAlignment == 0;
+  for (int i = 1; i < 4; ++i) aligned &= map.stride[i] % kAlignment == 0;
+  if (!aligned) machine_.fail("a tensor map whose address or strides are no multiples of 16 bytes");
+}
+
+// A box lands in every CTA of the mask on its own, and a large one in two parts.
+void Role::load_box(const TensorMap& map, int offset, uint32_t barrier, const int (&at)[4], uint32_t mask) {
+  sometimes_pause();
+  log("load", offset, map.box_rows * kSwizzleBytes);
+  check_map(map);
+  const int whole = map.box_rows * kSwizzleBytes;
+  const int half = (whole / 2 + load_bytes(config()) - 1) / load_bytes(config()) * load_bytes(config());
+  for (int rank = 0; rank < cluster_ctas(); ++rank) {
+    if (!(mask >> rank & 1)) continue;
+    Cta& to = machine_.ctas_[cta_.first + rank];
+    for (int part = 0; part < whole; part += half) {
+      const int bytes = std::min(half, whole - part), place = offset + part;
+      const std::array<int, 4> corner{at[0], at[1] + part / kSwizzleBytes, at[2], at[3]};
+      const int agent = machine_.first_agent(to) + kLoadAgent + place / load_bytes(config());
+      issue(JobKind::kLoad, agent, [this, &map, &to, place, bytes, corner, barrier](Job& job) {
+        load_rows(map, to, place, corner, bytes / kSwizzleBytes, job);
+        Clock known = job.clock;
+        known.join(job.epoch);
+        machine_.signal(find(to, barrier, job.clock, "counts bytes on", true), 0, -bytes, known);
+        return true;
+      });
+    }
+  }
+}
+
+void Role::load_rows(const TensorMap& map, Cta& to, int offset, std::array<int, 4> at, int rows,
+                     const Job& job) {
+  const int bytes = rows * kSwizzleBytes;
+  if (offset < 0 || offset % kAtomBytes != 0 || offset + bytes > operand_bytes(config()))
+    machine_.fail(text("a load to %d, outside the stages", offset));
+  for (const auto& [place, b] : to.barriers)
+    if (static_cast<int>(place) + 8 > offset && static_cast<int>(place) < offset + bytes)
+      machine_.fail(text("a load to %d overwrites the barrier at %u", offset, place));
+  access(to, offset, bytes, true, job.epoch, job.clock, "a load writes");
+  const bool batch_inside = at[2] >= 0 && at[2] < map.size[2] && at[3] >= 0 && at[3] < map.size[3];
+  const int columns = kSwizzleBytes / map.element_bytes;
+  for (int r = 0; r < rows; ++r) {
+    uint8_t row[kSwizzleBytes] = {};  // outside the tensor: zeros
+    const int64_t y = int64_t{at[1]} + r;
+    const int64_t from = std::max<int64_t>(at[0], 0),
+                  to_column = std::min<int64_t>(int64_t{at[0]} + columns, map.size[0]);
+    if (batch_inside && y >= 0 && y < map.size[1] && from < to_column)
+      std::memcpy(row + (from - at[0]) * map.element_bytes,
+                  map.data + from * map.element_bytes + y * map.stride[1] + at[2] * map.stride[2] +
+                      at[3] * map.stride[3],
+                  (to_column - from) * map.element_bytes);
+    tsan::write(&to.smem[offset + r * kSwizzleBytes], kSwizzleBytes);
+    for (int byte = 0; byte < kSwizzleBytes; byte += 16)
+      std::memcpy(&to.smem[swizzle128(offset / kSwizzleBytes + r, byte)], row + byte, 16);
+  }
+}
+
+// ---- wgmma ------------------------------------------------------------------------------------------------
+
+// One k16 slice at a time is read, some time before the wait returns.
+void Role::mma_tile(float* acc, int stage, bool accumulate) {
+  sometimes_pause();
+  log("mma", stage, accumulate);
+  ++k_steps_;
+  groups_.resize(committed_ + 1);
+  ++groups_[committed_].unfinished;
+  const int first_row = is_cooperative(config()) ? consumer_ * consumer_m(config()) : 0;
+  issue(JobKind::kMma, machine_.first_agent(cta_) + kMmaAgent + consumer_,
+        [this, acc, stage, accumulate, first_row, group = committed_, step = 0](Job& job) mutable {
+          access(cta_, a_offset(config(), stage) + first_row * kSwizzleBytes,
+                 consumer_m(config()) * kSwizzleBytes, false, job.epoch, job.clock, "a wgmma reads A");
+          access(cta_, b_offset(config(), stage), b_stage_bytes(config()), false, job.epoch, job.clock,
+                 "a wgmma reads B");
+          multiply(acc, stage, step, accumulate || step > 0);
+          if (++step < kTileK / kMmaK) return false;
+          groups_[group].clock.join(job.clock);
+          groups_[group].clock.join(job.epoch);
+          --groups_[group].unfinished;
+          tsan::release(&groups_[group]);
+          return true;
+        });
+}
+
+void Role::mma_commit() {
+  sometimes_pause();
+  ++committed_;
+}
+
+void Role::wait_groups(int pending) {
+  sometimes_pause();
+  const int target = std::max(0, std::min<int>(committed_ - pending, groups_.size()));
+  block({.on = Blocked::On::kGroups, .target = target});
+  log("mma_wait", pending, target);
+  for (; known_done_ < target; ++known_done_) {
+    tsan::acquire(&groups_[known_done_]);
+    waited_.join(groups_[known_done_].clock);
+  }
+  clock_.join(waited_);
+}
+
+// ---- results ----------------------------------------------------------------------------------------------
+
+void Role::fence_proxy_async() {
+  for (Cta::Slot& s : cta_.slots[consumer_])
+    if (s == Cta::Slot::kWritten) s = Cta::Slot::kFenced;
+}
+
+// A slot is seen by copies when every thread that wrote it has fenced, and then met the thread that copies.
+void Role::consumer_sync() {
+  for (int slot = 0; slot < kStagingSlots; ++slot) {
+    if (cta_.slots[consumer_][slot] != Cta::Slot::kFenced) continue;
+    cta_.slots[consumer_][slot] = Cta::Slot::kVisible;
+    const int offset = staging_offset(config(), consumer_, slot);
+    tsan::write(&cta_.smem[offset], kStagingBytes);
+    std::memcpy(&cta_.smem[offset], &cta_.staged[offset - operand_bytes(config())], kStagingBytes);
+  }
+}
+
+void Role::claim_box(int n, int m, int batch_inner, int batch_outer) {
+  if (!machine_.stored_.insert({n, m, batch_inner, batch_outer}).second)
+    machine_.fail(
+        text("the result at row %d, column %d, batch %d %d is stored twice", m, n, batch_inner, batch_outer));
+}
+
+void Role::store(const TensorMap& map, int slot, int n, int m, int batch_inner, int batch_outer,
+                 CachePolicy) {
+  sometimes_pause();
+  log("store", slot, n);
+  check_map(map);
+  claim_box(n, m, batch_inner, batch_outer);
+  if (cta_.slots[consumer_][slot] != Cta::Slot::kVisible)
+    machine_.fail(
+        text("staging slot %d is stored, but copies cannot see yet what was written to it "
+             "(fence_proxy_async, consumer_sync)",
+             slot));
+  stores_.emplace_back();
+  const int agent = machine_.first_agent(cta_) + kStoreAgent + consumer_ * kStagingSlots + slot;
+  issue(JobKind::kStore, agent,
+        [this, &map, slot, n, m, batch_inner, batch_outer, group = stores_.size() - 1,
+         data = std::vector<uint8_t>()](Job& job) mutable {
+          StoreGroup& g = stores_[group];
+          if (!g.read) {
+            const int offset = staging_offset(config(), consumer_, slot);
+            access(cta_, offset, kStagingBytes, false, job.epoch, job.clock, "a store reads");
+            tsan::read(&cta_.smem[offset], kStagingBytes);
+            data.assign(&cta_.smem[offset], &cta_.smem[offset] + kStagingBytes);
+            g.clock = job.clock;
+            g.clock.join(job.epoch);
+            g.read = true;
+            tsan::release(&g);
+            return false;
+          }
+          // Clipped at 16 bytes, not at the element: what hw.h warns of.
+          const int64_t bytes =
+              std::min<int64_t>(kSwizzleBytes, (map.size[0] - n) * map.element_bytes + 15) / 16 * 16;
+          for (int r = 0; r < kMmaM && m + r < map.size[1] && bytes > 0; ++r) {
+            uint8_t row[kSwizzleBytes];
+            for (int byte = 0; byte < kSwizzleBytes; byte += 16)
+              std::memcpy(row + byte, &data[swizzle128(r, byte)], 16);
+            char* const d = map.data + int64_t{n} * map.element_bytes + (m + r) * map.stride[1] +
+                            batch_inner * map.stride[2] + batch_outer * map.stride[3];
+            tsan::write(d, bytes);
+            std::memcpy(d, row, bytes);
+          }
+          g.done = true;
+          tsan::release(&g);
+          return true;
+        });
+}
+
+void Role::store_piece(const EpilogueParams& e, int slot, int columns, int m, int n, const Tile& t) {
+  sometimes_pause();
+  log("store_direct", slot, n);
+  claim_box(n, m, t.batch_inner, t.batch_outer);
+  const int size = static_cast<int>(size_of(e.d.dtype));
+  const int offset = staging_offset(config(), consumer_, slot);
+  access(cta_, offset, kStagingBytes, false, {agent_, tick_}, clock_, "a direct store reads");
+  char* const d = static_cast<char*>(const_cast<void*>(e.d.data));
+  const int64_t base = t.batch_inner * e.d.batch_inner_stride + t.batch_outer * e.d.batch_outer_stride;
+  for (int r = 0; r < kMmaM && m + r < e.m; ++r) {
+    for (int j = 0; j < columns && n + j < e.n; ++j) {
+      char* const to = d + (base + (m + r) * e.d.row_stride + n + j) * size;
+      tsan::write(to, size);
+      std::memcpy(to, &cta_.staged[offset - operand_bytes(config()) + swizzle128(r, j * size)], size);
+    }
+  }
+  stores_.push_back({Clock(), true, true});
+}
+
+// ---- partial sums -----------------------------------------------------------------------------------------
+
+int Role::split_rank(int index) const {
+  return cta_.rank % cluster_size(config()) + index * cluster_size(config());
+}
+
+// Ordinary writes into a peer's shared memory; its arrival tells of them.
+void Role::send_tile(const float* acc, int split) {
+  sometimes_pause();
+  require_accumulator();
+  constexpr int kBandsPerConsumer = kExchangeSlots / kNumConsumers;
+  for (int i = 0; i < kBandsPerConsumer; ++i) {
+    const int band = consumer_ * kBandsPerConsumer + i, owner = split_rank(band_owner(band, split));
+    Cta& to = machine_.ctas_[cta_.first + owner];
+    const int offset =
+        exchange_offset(config(), exchange_slot(band, split_index(config(), cta_.rank), split));
+    log("send_sums", offset, owner);
+    access(to, offset, exchange_slot_bytes(config()), true, {agent_, tick_}, clock_, "sent sums are written");
+    for (int row = 0; row < kBandRows; ++row) {
+      for (int col = 0; col < config().tile_n; ++col) {
+        uint8_t* const place = &to.smem[offset + exchange_byte(row, col)];
+        tsan::write(place, sizeof(float));
+        std::memcpy(place, &acc[(i * kBandRows + row) * config().tile_n + col], sizeof(float));
+      }
+    }
+    arrive_remote(sums_full(), owner, clock_);
+  }
+}
+
+void Role::reduce_sums(const EpilogueParams& e, const Tile& t, int split) {
+  sometimes_pause();
+  const int own = split_index(config(), cta_.rank);
+  log("reduce_sums", own, split);
+  for (int slot = 0; slot < kExchangeSlots; ++slot)
+    access(cta_, exchange_offset(config(), slot), exchange_slot_bytes(config()), false, {agent_, tick_},
+           clock_, "sums are read");
+  for (int i = 0; i < exchange_units(config(), split); ++i) {
+    if (i / kWarpgroup % kNumConsumers != consumer_) continue;
+    const ExchangeUnit unit = exchange_unit(config(), own, split, i);
+    for (int row = unit.row; row < unit.row + kUnitRows; ++row) {
+      float sum = 0;
+      for (int source = 0; source < split; ++source) {
+        uint8_t* const place = &cta_.smem[exchange_offset(config(), exchange_slot(unit.band, source, split)) +
+                                          exchange_byte(row, unit.col)];
+        tsan::read(place, sizeof(float));
+        float part;
+        std::memcpy(&part, place, sizeof part);
+        sum = source == 0 ? part : sum + part;
+      }
+      store_element(e, t, t.m + unit.band * kBandRows + row, t.n + unit.col, sum);
+    }
+  }
+}
+
+void Role::store_element(const EpilogueParams& e, const Tile& t, int m, int n, float value) {
+  if (m >= e.m || n >= e.n) return;
+  claim_box(n, m, t.batch_inner, t.batch_outer);
+  value = scale_element(e, t, m, n, value);
+  const int64_t at = t.batch_inner * e.d.batch_inner_stride + t.batch_outer * e.d.batch_outer_stride +
+                     m * e.d.row_stride + n * e.d.col_stride;
+  const int size = static_cast<int>(size_of(e.d.dtype));
+  char* const to = static_cast<char*>(const_cast<void*>(e.d.data)) + at * size;
+  tsan::write(to, size);
+  const uint16_t rounded = round_to(config().dtype, value);
+  if (e.d.dtype == DType::kF32) std::memcpy(to, &value, sizeof value);
+  else std::memcpy(to, &rounded, sizeof rounded);
+}
+
+void Role::arrive_split(uint32_t offset, int split) {
+  sometimes_pause();
+  log("arrive_split", offset, split);
+  for (int i = 0; i < split; ++i) arrive_remote(offset, split_rank(i), clock_);
+}
+
+void Role::learn_of_stores(int count) {
+  for (int i = 0; i < count; ++i) {
+    tsan::acquire(&stores_[i]);
+    clock_.join(stores_[i].clock);
+  }
+}
+
+void Role::wait_stores_read(int pending) {
+  sometimes_pause();
+  const int target = std::max(0, static_cast<int>(stores_.size()) - pending);
+  block({.on = Blocked::On::kStoresRead, .target = target});
+  learn_of_stores(target);
+  consumer_sync();
+}
+
+void Role::store_drain() {
+  sometimes_pause();
+  block({.on = Blocked::On::kStores});
+  learn_of_stores(static_cast<int>(stores_.size()));
+}
+
+}  // namespace hopgemm::emulated
