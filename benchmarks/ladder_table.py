@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hopgemm._bench_results import load
+from marks import fill
 
-_START, _END = "<!-- ladder:", "<!-- /ladder -->"
+from hopgemm._bench_results import load
 
 
 def table(data: dict[str, Any]) -> str:
@@ -53,15 +53,6 @@ def _cells(record: dict[str, Any] | None) -> str:
     return f"{record['tflops']:.0f}{wrong} | {record['ratio_to_cublas']:.2f} | {seed}"
 
 
-def fill(page: str, text: str) -> str:
-    """The page with `text` between its marks. ValueError where it has none."""
-    start, end = page.find(_START), page.find(_END)
-    if start < 0 or end < start:
-        raise ValueError(f"the page has no lines with {_START!r} and {_END!r}")
-    head = page[: page.index("\n", start) + 1]
-    return head + text + "\n" + page[end:]
-
-
 if __name__ == "__main__":
     _, results, page = sys.argv
-    Path(page).write_text(fill(Path(page).read_text(), table(load(Path(results)))))
+    Path(page).write_text(fill(Path(page).read_text(), "ladder", table(load(Path(results)))))

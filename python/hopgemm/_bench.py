@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from . import _bench_protocols as protocols
 from . import _core
-from ._bench_case import Check, bytes_moved
+from ._bench_case import TRAINING_LAYOUTS, Check, bytes_moved, flops, products
 from ._bench_meter import Meter, open_meter
 from ._bench_results import Results
 from ._shapes import BIG_SQUARES, Shape, format_shape
@@ -26,6 +26,9 @@ _SUSTAINED_FROM_S = 1e-3
 _TYPICAL_FLOPS = 660e12  # a second: only decides which protocol a shape falls under
 _PROBE_ROUNDS = 3
 _COOL_ROOF_S = 0.02  # too short to reach the power limit
+_OURS = ("cublas", "hopgemm", "batch_invariant")  # whose failure is one of the run; a peer's is not
+
+Peer = Callable[[Any], Any]  # takes a rig's case, gives a contender on its operands
 
 
 @dataclass(frozen=True)
@@ -36,16 +39,22 @@ class Roofs:
     tensor_flops_cool: float
     tensor_flops_sustained: float
 
-    def seconds(self, shape: Shape, protocol: str) -> float:
-        """The least time a product can take."""
-        m, n, k = shape
+    def seconds(self, shape: Shape, layout: str, protocol: str) -> float:
+        """The least time a product, or the three of a training step, can take."""
         tensor = self.tensor_flops_sustained if protocol == "sustained" else self.tensor_flops_cool
-        return max(2.0 * m * n * k / tensor, bytes_moved(shape) / self.memory_bytes_per_s)
+        return sum(
+            max(flops(s, majors) / tensor, bytes_moved(s) / self.memory_bytes_per_s)
+            for s, majors in products(shape, layout)
+        )
 
 
 @dataclass(frozen=True)
 class Task:
-    """What to measure. protocol: "auto" or one of `_bench_protocols`; configs: "" lets hopgemm choose."""
+    """What to measure, beside cuBLAS.
+
+    layout: one of `_bench_case.LAYOUTS`; protocol: "auto" or one of `_bench_protocols`; configs: "" lets
+    hopgemm choose, and then `batch_invariant` is measured too; peers: other libraries, by name.
+    """
 
     shapes: Sequence[Shape]
     dtype: str = "bf16"
@@ -53,15 +62,22 @@ class Task:
     protocol: str = "auto"
     configs: Sequence[str] = ("",)
     seconds_per_shape: float = 0.0
+    peers: Mapping[str, Peer] = field(default_factory=dict)
+
+    def wanted(self) -> set[tuple[str, str]]:
+        """(contender, requested config) of the records that a shape is to have."""
+        invariant = {("batch_invariant", "")} if "" in self.configs else set()
+        ours = {("hopgemm", config) for config in self.configs}
+        return {("cublas", "")} | ours | invariant | {(name, "") for name in self.peers}
 
 
-def protocol_of(shape: Shape, protocol: str) -> str:
-    """What "auto" stands for: sustained for the three big squares and over about 1 ms, else single."""
+def protocol_of(shape: Shape, protocol: str, layout: str = "kk") -> str:
+    """What "auto" stands for: sustained for the three big squares, over about 1 ms and for training steps,
+    else single."""
     if protocol != "auto":
         return protocol
-    m, n, k = shape
-    is_long = 2.0 * m * n * k / _TYPICAL_FLOPS >= _SUSTAINED_FROM_S
-    return "sustained" if is_long or shape in BIG_SQUARES else "single"
+    is_long = flops(shape, layout) / _TYPICAL_FLOPS >= _SUSTAINED_FROM_S
+    return "sustained" if is_long or shape in BIG_SQUARES or layout in TRAINING_LAYOUTS else "single"
 
 
 @dataclass
@@ -82,7 +98,7 @@ class Session:
         """Every shape that is not recorded yet, saved one by one. False if anything failed or is wrong."""
         good = True
         for shape in self.task.shapes:
-            protocol = protocol_of(shape, self.task.protocol)
+            protocol = protocol_of(shape, self.task.protocol, self.task.layout)
             group = {
                 "shape": format_shape(shape),
                 "dtype": self.task.dtype,
@@ -90,37 +106,47 @@ class Session:
                 "protocol": protocol,
                 "framework": self.rig.name,
             }
-            if self.results.has(group, self.task.configs):
-                report(f"{group['shape']} {protocol}: already there")
+            where = f"{group['shape']} {self.task.dtype} {self.task.layout} {protocol}"
+            if self.results.has(group, self.task.wanted()):
+                report(f"{where}: already there")
                 continue
             records = self._measure_shape(shape, protocol)
             self.rig.release()
             self.results.add({**group, **record} for record in records)
             for record in records:
-                good = good and record["error"] is None and record["correct"]
-                report(f"{group['shape']} {protocol}: {_one_line(record)}")
+                failed = record["error"] is not None or not record["correct"]
+                good = good and not (failed and record["contender"] in _OURS)
+                report(f"{where}: {_one_line(record)}")
         return good
 
     def _measure_shape(self, shape: Shape, protocol: str) -> list[dict[str, Any]]:
-        failures: list[dict[str, Any]] = []
-        case = self.rig.case(shape, self.task.dtype, self.task.layout, graph=protocol == "single")
-        contenders, requests = [_faster(case.baselines())], [""]
-        for config in self.task.configs:
+        task = self.task
+        case = self.rig.case(shape, task.dtype, task.layout, graph=protocol == "single")
+        contenders, requests, failures = [_faster(case.baselines())], [""], []
+        wanted = [("hopgemm", config, case.hopgemm) for config in task.configs]
+        is_same = "" in task.configs and case.chosen("", True) == case.chosen("", False)
+        if "" in task.configs and not is_same:
+            wanted.append(("batch_invariant", "", lambda config: case.hopgemm(config, batch_invariant=True)))
+        wanted += [(name, "", _opener(peer, case)) for name, peer in task.peers.items()]
+        for name, config, make in wanted:
             try:
-                contenders.append(case.hopgemm(config))
+                contenders.append(make(config))
                 requests.append(config)
-            except (ValueError, RuntimeError) as error:  # this kernel cannot run this shape; the others may
-                failures.append(_failure(config, error))
+            except _catchable(name) as error:  # it cannot run this shape; the others may
+                failures.append(_failure(name, config, error))
         checks = [contender.check() for contender in contenders]
         timed = protocols.run(
             protocol,
             contenders,
             self.meter,
-            seconds=self.task.seconds_per_shape,
-            energy=protocol == "sustained" and shape in BIG_SQUARES,
+            seconds=task.seconds_per_shape,
+            energy=protocol == "sustained" and task.layout == "kk" and shape in BIG_SQUARES,
         )
         rows = zip(contenders, requests, checks, timed, strict=True)
-        return [self._record(shape, protocol, *row, timed[0].seconds) for row in rows] + failures
+        records = [self._record(shape, protocol, *row, timed[0].seconds) for row in rows]
+        if is_same:
+            records += [_as_batch_invariant(r) for r in records if _is_default(r)]
+        return records + failures
 
     def _record(
         self,
@@ -132,17 +158,21 @@ class Session:
         result: protocols.Result,
         cublas_s: float,
     ) -> dict[str, Any]:
-        tera = 2e-12 * shape[0] * shape[1] * shape[2]
+        tera = flops(shape, self.task.layout) * 1e-12
         clock = result.reading("sm_clock_mhz")
         peak = self.sm_count * _FLOPS_PER_SM_AND_CLOCK * (clock or 0.0) * 1e-6  # TFLOP/s at that clock
+        least = self.roofs.seconds(shape, self.task.layout, protocol)
         return {
             "contender": contender.name,
             "config": contender.config,
             "requested": request,
+            "measured_as": contender.name,
+            "timing": contender.timing,
+            "card": self.rig.uuid,
             "tflops": tera / result.seconds,
             "microseconds": result.seconds * 1e6,
             "ratio_to_cublas": cublas_s / result.seconds,
-            "ratio_to_roof": self.roofs.seconds(shape, protocol) / result.seconds,
+            "ratio_to_roof": least / result.seconds,
             "sm_clock_mhz": clock,
             "watts": result.reading("watts"),
             "mj_per_tflop": None if result.joules is None else result.joules * 1e3 / tera,
@@ -196,20 +226,37 @@ def _faster(baselines: list[Any]) -> Any:
     )[2]
 
 
-def _failure(config: str, error: Exception) -> dict[str, Any]:
-    nothing = dict.fromkeys(
-        (
-            "tflops",
-            "microseconds",
-            "ratio_to_cublas",
-            "ratio_to_roof",
-            "sm_clock_mhz",
-            "watts",
-            "mj_per_tflop",
-        )
-        + ("utilisation", "correct", "worst_error", "rounds", "spread")
+def _opener(peer: Peer, case: Any) -> Callable[[str], Any]:
+    def make(_: str) -> Any:
+        contender = peer(case)
+        contender.check()  # what fails at its first launch must fail here
+        return contender
+
+    return make
+
+
+def _catchable(name: str) -> tuple[type[Exception], ...]:
+    """hopgemm refuses by these two; what another library raises is its own affair."""
+    return (ValueError, RuntimeError) if name in _OURS else (Exception,)
+
+
+def _is_default(record: dict[str, Any]) -> bool:
+    return (record["contender"], record["requested"]) == ("hopgemm", "")
+
+
+def _as_batch_invariant(record: dict[str, Any]) -> dict[str, Any]:
+    """The same kernel in the same schedule: one time is both's."""
+    return {**record, "contender": "batch_invariant"}
+
+
+def _failure(name: str, config: str, error: Exception) -> dict[str, Any]:
+    numbers = (
+        *("tflops", "microseconds", "ratio_to_cublas", "ratio_to_roof", "sm_clock_mhz", "watts"),
+        *("mj_per_tflop", "utilisation", "correct", "worst_error", "rounds", "spread"),
+        *("measured_as", "timing", "card"),
     )
-    return {"contender": "hopgemm", "config": config, "requested": config, **nothing, "error": str(error)}
+    known = {"contender": name, "config": config, "requested": config}
+    return {**known, **dict.fromkeys(numbers), "error": f"{type(error).__name__}: {error}"}
 
 
 def _one_line(record: dict[str, Any]) -> str:
@@ -217,7 +264,7 @@ def _one_line(record: dict[str, Any]) -> str:
         return f"{record['contender']} {record['config']}: {record['error']}"
     wrong = "" if record["correct"] else "  WRONG RESULT"
     return (
-        f"{record['contender']:8} {record['tflops']:7.1f} TFLOP/s {record['ratio_to_cublas']:6.3f} of cuBLAS"
+        f"{record['contender']:15} {record['tflops']:7.1f} TFLOP/s {record['ratio_to_cublas']:6.3f} of cuBLAS"
         f"  {record['config']}{wrong}"
     )
 

@@ -1,4 +1,8 @@
-"""What both frameworks' benchmarks share: operands to rotate, rows to check, the error allowed."""
+"""What both frameworks' benchmarks share: what is multiplied, operands to rotate, rows to check, errors.
+
+A *layout* is the contiguous dimensions of A and B ("kk", "kn", "mk", "mn"), or a training step of a linear
+layer with M tokens whose weight is stored as (N, K) or as (K, N): "training-nk", "training-kn".
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,29 @@ class Check:
 
     correct: bool
     worst_error: float
+
+
+TRAINING_LAYOUTS = ("training-nk", "training-kn")
+LAYOUTS = ("kk", "kn", "mk", "mn", *TRAINING_LAYOUTS)
+
+
+def products(shape: Shape, layout: str) -> tuple[tuple[Shape, str], ...]:
+    """What one launch computes, as (shape, majors): one product, or forward, dgrad and wgrad of a step."""
+    if layout not in TRAINING_LAYOUTS:
+        return ((shape, layout),)
+    m, n, k = shape
+    nk = layout == "training-nk"
+    # x (M, K), dy (M, N): y = x @ w, dx = dy @ w.T, dw = x.T @ dy; with w stored as (N, K) dw = dy.T @ x
+    return (
+        (shape, "kk" if nk else "kn"),
+        ((m, k, n), "kn" if nk else "kk"),
+        ((n, k, m) if nk else (k, n, m), "mn"),
+    )
+
+
+def flops(shape: Shape, layout: str) -> float:
+    """Floating-point operations of one launch."""
+    return sum(2.0 * m * n * k for (m, n, k), _ in products(shape, layout))
 
 
 def rotation_sets(shape: Shape, l2_bytes: int, limit: int = 4096) -> int:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import jax as hopgemm_jax
-from ._bench_case import Check, error_bound, rotation_sets, sample_rows
+from ._bench_case import TRAINING_LAYOUTS, Check, error_bound, rotation_sets, sample_rows
 from ._device import device_info
 from ._plan import plan
 from ._shapes import Shape
@@ -36,7 +36,7 @@ class JaxContender:
     def __init__(
         self, name: str, config: str, product: Product, sets: list[Operands], dtype: str, layout: str = "kn"
     ) -> None:
-        self.name, self.config = name, config
+        self.name, self.config, self.timing = name, config, "host clock"
         self._sets, self._dtype, self._layout = sets, dtype, layout
         # All results are returned, so XLA can leave none out.
         program = jax.jit(lambda sets: [product(*pair) for pair in sets])
@@ -68,25 +68,40 @@ class JaxCase:
     """One shape's operands, as they are stored, and the contenders on them."""
 
     def __init__(self, sets: list[Operands], dtype: str, layout: str, device: int = 0) -> None:
-        self._sets, self._dtype, self._layout, self._device = sets, dtype, layout, device
+        self._sets, self.dtype, self.layout, self._device = sets, dtype, layout, device
 
     def baselines(self) -> list[JaxContender]:
         """XLA's product, which it hands to cuBLAS."""
-        return [self._contender("cublas", "xla", lambda a, b: jnp.matmul(*oriented((a, b), self._layout)))]
+        return [self._contender("cublas", "xla", lambda a, b: jnp.matmul(*oriented((a, b), self.layout)))]
 
-    def hopgemm(self, config: str) -> JaxContender:
+    def hopgemm(self, config: str, batch_invariant: bool = False) -> JaxContender:
         """hopgemm in that configuration, "" for its own choice. ValueError where it cannot run this shape."""
-        (m, k), (_, n) = (x.shape for x in oriented(self._sets[0], self._layout))
-        name = plan(
-            m=m, n=n, k=k, dtype=self._dtype, majors=self._layout, config=config or None, device=self._device
-        ).config
         # By dimension numbers: a transpose before the custom call would be a kernel of its own.
-        contracted = ((int(self._layout[0] == "k"),), (int(self._layout[1] == "k"),))
-        product = hopgemm_jax.dot_general_with(config=config or None)
-        return self._contender("hopgemm", name, lambda a, b: product(a, b, (contracted, ((), ()))))
+        contracted = ((int(self.layout[0] == "k"),), (int(self.layout[1] == "k"),))
+        invariant = batch_invariant or None
+        product = hopgemm_jax.dot_general_with(config=config or None, batch_invariant=invariant)
+        return self._contender(
+            "batch_invariant" if batch_invariant else "hopgemm",
+            self.chosen(config, batch_invariant),
+            lambda a, b: product(a, b, (contracted, ((), ()))),
+        )
+
+    def chosen(self, config: str, batch_invariant: bool) -> str:
+        """Name of the kernel that hopgemm would run."""
+        (m, k), (_, n) = (x.shape for x in oriented(self._sets[0], self.layout))
+        return plan(
+            m=m,
+            n=n,
+            k=k,
+            dtype=self.dtype,
+            majors=self.layout,
+            config=config or None,
+            batch_invariant=batch_invariant or None,
+            device=self._device,
+        ).config
 
     def _contender(self, name: str, config: str, product: Product) -> JaxContender:
-        return JaxContender(name, config, product, self._sets, self._dtype, self._layout)
+        return JaxContender(name, config, product, self._sets, self.dtype, self.layout)
 
 
 class JaxRig:
@@ -102,7 +117,12 @@ class JaxRig:
         self.device = jax.devices()[0].local_hardware_id
 
     def case(self, shape: Shape, dtype: str, layout: str, graph: bool) -> JaxCase:
-        """Normal random operands of that layout, as many as outrun the L2. Compiled, so `graph` is moot."""
+        """Normal random operands of that layout, as many as outrun the L2. Compiled, so `graph` is moot.
+
+        ValueError for a training step.
+        """
+        if layout in TRAINING_LAYOUTS:
+            raise ValueError(f"hopgemm bench: layout {layout} is measured through PyTorch: --baseline torch")
         m, n, k = shape
         count = rotation_sets(shape, device_info(self.device)["l2_bytes"], _MAX_SETS)
         sizes = ((m, k) if layout[0] == "k" else (k, m)), ((k, n) if layout[1] == "n" else (n, k))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,14 @@ class Results:
             _require_same(old["header"], header, str(path), "this run")
             self.header, self.records = old["header"], old["records"]
 
-    def has(self, group: dict[str, str], requested: Sequence[str]) -> bool:
-        """Are all these configurations recorded for that group, beside cuBLAS and without an error?"""
+    def has(self, group: dict[str, str], wanted: Set[tuple[str, str]]) -> bool:
+        """Are all these (contender, requested config) recorded for that group, without an error?"""
         found = {
             (record["contender"], record["requested"])
             for record in self.records
             if record["error"] is None and all(record[name] == group[name] for name in GROUP)
         }
-        return {("cublas", ""), *(("hopgemm", config) for config in requested)} <= found
+        return wanted <= found
 
     def add(self, records: Iterable[dict[str, Any]]) -> None:
         """Adds records, in place of older ones with the same key, and saves."""

@@ -50,6 +50,8 @@ SUITES: dict[str, tuple[Shape, ...]] = {
     "squares": tuple((size, size, size) for size in _SQUARES),
     "llm": tuple((m, n, k) for n, k in (*_LLAMA, *_DEEPSEEK, *_VOCABULARIES) for m in _TOKENS),
     "edges": (*_TALL, *_WIDE, *_LONG_K, *_SHORT_K, *_ODD),
+    # Layers of Llama at 4096 tokens: their training steps are measured ("training-nk", "training-kn").
+    "training": tuple((4096, n, k) for n, k in _LLAMA),
 }
 SUITES["all"] = tuple(dict.fromkeys(shape for suite in SUITES.values() for shape in suite))
 

@@ -24,7 +24,7 @@ def torch_case(backends):
     sets = [
         (torch.randn(96, 130).to(torch.bfloat16).T, torch.randn(96, 140).to(torch.bfloat16)) for _ in range(3)
     ]
-    return torch, TorchCase(sets, "bf16", False), sets
+    return torch, TorchCase([(pair,) for pair in sets], "bf16", "mn", False), sets
 
 
 def test_torch_right_products_pass(torch_case):
@@ -59,7 +59,7 @@ def test_torch_wrong_products_fail(torch_case, spot, value):
         product[spot] = value
         return product
 
-    assert not case._contender("wrong", "", wrong).check().correct
+    assert not case.contender("wrong", "", wrong).check().correct
 
 
 def test_torch_a_result_rounded_twice_as_coarsely_fails(torch_case):
@@ -69,7 +69,7 @@ def test_torch_a_result_rounded_twice_as_coarsely_fails(torch_case):
         exact = a.float() @ b.float()
         return (exact * 2**-6).to(torch.float8_e4m3fn).float() * 2**6
 
-    assert not case._contender("coarse", "", coarse).check().correct
+    assert not case.contender("coarse", "", coarse).check().correct
 
 
 class HostEvent:
@@ -102,7 +102,7 @@ def test_torch_eager_launches_rotate(torch_case, monkeypatch):
     torch, case, sets = torch_case
     monkeypatch.setattr("hopgemm._bench_torch._timing_event", HostEvent)
     seen = []
-    contender = case._contender("x", "", lambda a, b: seen.append((a, b)))
+    contender = case.contender("x", "", lambda a, b: seen.append((a, b)))
     assert contender.run(7) == (7, 1.0)
     assert [next(i for i, s in enumerate(sets) if s[0] is a and s[1] is b) for a, b in seen] == [
         0,
@@ -138,11 +138,61 @@ def test_torch_graphs_hold_every_set_once(torch_case, monkeypatch):
     monkeypatch.setattr("hopgemm._bench_torch._timing_event", HostEvent)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", new_graph)
     monkeypatch.setattr(torch.cuda, "graph", capture)
-    contender = TorchCase(sets, "bf16", True)._contender("x", "", lambda a, b: seen.append(a))
+    steps = [(pair,) for pair in sets]
+    contender = TorchCase(steps, "bf16", "mn", True).contender("x", "", lambda a, b: seen.append(a))
+    assert contender.timing == "CUDA graph"
     assert len(seen) == 1  # once before the capture
     seen.clear()
     assert contender.run(4) == (6, 1.0)  # whole rotations
     assert [next(i for i, s in enumerate(sets) if s[0] is a) for a in seen] == [0, 1, 2] * 2
+
+
+def test_torch_batch_invariant(torch_case, monkeypatch):
+    """It asks for the option, and the default asks for none."""
+    _, case, _ = torch_case
+    asked = []
+    monkeypatch.setattr(
+        "hopgemm._bench_torch.hopgemm_torch.matmul", lambda a, b, **options: asked.append(options)
+    )
+    for invariant in (False, True):
+        contender = case.hopgemm("", batch_invariant=invariant)
+        contender._launch(case.sets[0])
+        assert contender.name == ("batch_invariant" if invariant else "hopgemm")
+    assert [options["batch_invariant"] for options in asked] == [None, True]
+
+
+@pytest.mark.parametrize("layout", ["training-nk", "training-kn"])
+def test_torch_training_steps(backends, layout):
+    """The three products that autograd computes, of the shapes and in the layouts that are said."""
+    torch = pytest.importorskip("torch")
+    from hopgemm._bench_case import products
+    from hopgemm._bench_torch import TorchCase, training_step
+
+    m, n, k = 24, 40, 16
+    w = torch.randn(n, k).T if layout == "training-nk" else torch.randn(k, n)
+    x, dy = torch.randn(m, k), torch.randn(m, n)
+    leaf, weight = x.clone().requires_grad_(), w.clone().requires_grad_()
+    y = leaf @ weight
+    y.backward(dy)
+    step = training_step(x, w, dy)
+    found = [a @ b for a, b in step]
+    dw = weight.grad.T if layout == "training-nk" else weight.grad
+    for product, wanted in zip(found, (y, leaf.grad, dw), strict=True):
+        torch.testing.assert_close(product, wanted.detach())
+    for (a, b), (shape, majors) in zip(step, products((m, n, k), layout), strict=True):
+        assert (*a.shape, b.shape[1]) == (shape[0], shape[2], shape[1])
+        assert majors == ("k" if a.stride(1) == 1 else "m") + ("n" if b.stride(1) == 1 else "k")
+
+    case = TorchCase([tuple((a.bfloat16(), b.bfloat16()) for a, b in step)], "bf16", layout, False)
+    assert len(case.hopgemm("").config.split()) == 3
+    assert case.hopgemm("").check().correct
+    calls = []
+
+    def wrong_wgrad(a, b):
+        calls.append((a, b))
+        return torch.mm(a, b) + (len(calls) == 3)
+
+    assert not case.contender("x", "", wrong_wgrad).check().correct
 
 
 def test_jax_contender():

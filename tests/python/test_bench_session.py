@@ -14,6 +14,8 @@ HEADER = {"commit": "abc", "gpu": "NVIDIA H200", "driver": "580", "torch": "2.11
 
 
 class FakeContender:
+    timing = "none"
+
     def __init__(self, name, config, seconds, check=Check(True, 0.5)):
         self.name, self.config, self.seconds, self._check = name, config, seconds, check
 
@@ -25,9 +27,9 @@ class FakeContender:
 
 
 class FakeRig:
-    """cuBLAS: 2 ms by one backend, 1 ms by the other; hopgemm: 0.8 ms."""
+    """cuBLAS: 2 ms by one backend, 1 ms by the other; hopgemm: 0.8 ms, batch_invariant by the same kernel."""
 
-    name = "torch"
+    name, uuid = "torch", "GPU-1"
 
     def __init__(self, ours=Check(True, 0.5)):
         self.asked, self.released, self.ours = [], 0, ours
@@ -39,9 +41,14 @@ class FakeRig:
     def baselines(self):
         return [FakeContender("cublas", "cublas", 2e-3), FakeContender("cublas", "cublaslt", 1e-3)]
 
-    def hopgemm(self, config):
+    def chosen(self, config, batch_invariant):
+        return config or "chosen"
+
+    def hopgemm(self, config, batch_invariant=False):
         if config == "impossible":
             raise ValueError("config impossible: cannot run this shape")
+        if batch_invariant:
+            return FakeContender("batch_invariant", "another", 1.6e-3)
         return FakeContender("hopgemm", config or "chosen", 0.8e-3, self.ours)
 
     def release(self):
@@ -71,7 +78,9 @@ def test_records(tmp_path):
     assert session(Task([SHAPE]), rig, path).measure(lines.append)
     assert rig.asked == [(SHAPE, "bf16", "kk", True)]
     assert rig.released == 1
-    cublas, ours = load(path)["records"]
+    cublas, ours, invariant = load(path)["records"]
+    assert invariant == {**ours, "contender": "batch_invariant"}  # measured once
+    assert (ours["measured_as"], ours["timing"], ours["card"]) == ("hopgemm", "none", "GPU-1")
     assert (cublas["contender"], cublas["config"]) == ("cublas", "cublaslt")  # the faster backend, recorded
     assert (ours["contender"], ours["config"], ours["requested"]) == ("hopgemm", "chosen", "")
     assert ours["tflops"] == pytest.approx(FLOPS / 0.8e-3 / 1e12)
@@ -84,8 +93,71 @@ def test_records(tmp_path):
         assert record["ratio_to_roof"] == pytest.approx(record["tflops"] / 900)
         unknown = ("sm_clock_mhz", "watts", "mj_per_tflop", "utilisation", "error")
         assert [record[name] for name in unknown] == [None] * 5
-    assert len(lines) == 2
+    assert len(lines) == 3
     assert "1.250 of cuBLAS" in lines[1]
+
+
+def test_batch_invariant_by_another_kernel_is_measured():
+    rig = FakeRig()
+    rig.chosen = lambda config, batch_invariant: f"{config} {batch_invariant}"
+    work = session(Task([SHAPE]), rig)
+    assert work.measure(lambda line: None)
+    record = work.results.records[2]
+    assert (record["contender"], record["measured_as"]) == ("batch_invariant", "batch_invariant")
+    assert record["ratio_to_cublas"] == pytest.approx(0.625)
+    assert session(Task([SHAPE], configs=("x",)), rig).task.wanted() == {("cublas", ""), ("hopgemm", "x")}
+
+
+def test_peers_are_beside_us_and_their_failures_are_theirs():
+    def missing(case):
+        raise ModuleNotFoundError("No module named 'quack'")
+
+    def bad_launch(case):
+        contender = FakeContender("pallas", "", 1e-3)
+        contender.check = lambda: 1 / 0
+        return contender
+
+    peers = {
+        "triton": lambda case: FakeContender("triton", "128x256x64", 2e-3, Check(False, 9.0)),
+        "quack": missing,
+        "pallas": bad_launch,
+    }
+    task = Task([SHAPE], peers=peers)
+    work = session(task, FakeRig())
+    assert work.measure(lambda line: None)  # the run is good
+    found = {r["contender"]: r for r in work.results.records}
+    assert found.keys() == {"cublas", "hopgemm", "batch_invariant", *peers}
+    assert found["triton"]["ratio_to_cublas"] == pytest.approx(0.5)
+    assert found["triton"]["correct"] is False
+    assert found["quack"]["error"] == "ModuleNotFoundError: No module named 'quack'"
+    assert found["pallas"]["error"].startswith("ZeroDivisionError")
+    assert found["hopgemm"]["error"] is None
+    assert task.wanted() >= {("quack", ""), ("batch_invariant", "")}
+
+
+@pytest.mark.parametrize("layout", ["training-nk", "training-kn"])
+def test_a_training_step_is_three_products(layout):
+    rig = FakeRig()
+    work = session(Task([SHAPE], layout=layout), rig)
+    assert work.measure(lambda line: None)
+    assert rig.asked == [(SHAPE, "bf16", layout, False)]
+    ours = work.results.records[1]
+    assert (ours["layout"], ours["protocol"]) == (layout, "sustained")
+    assert ours["tflops"] == pytest.approx(3 * FLOPS / 0.8e-3 / 1e12)
+    assert ours["ratio_to_roof"] == pytest.approx(3 * FLOPS / 840e12 / 0.8e-3)
+    assert ours["mj_per_tflop"] is None
+
+
+def test_energy_is_read_in_one_layout_only():
+    """Two windows of 5 s a square would cost too much in each."""
+    for layout, read in (("kk", True), ("kn", False)):
+        asked = []
+        meter = Meter(joules=lambda: asked.append(1) or 1.0)
+        work = Session(
+            Task([(4096, 4096, 4096)], layout=layout), FakeRig(), meter, ROOFS, 132, Results(HEADER)
+        )
+        work.measure(lambda line: None)
+        assert bool(asked) == read
 
 
 def test_clock_power_and_energy():
@@ -102,7 +174,7 @@ def test_clock_power_and_energy():
 
     contender = FakeContender("hopgemm", "chosen", 0.8e-3)
     contender.run = slow_enough_to_sample
-    rig.hopgemm = lambda config: contender
+    rig.hopgemm = lambda config, batch_invariant=False: contender
     work = Session(Task([(4096, 4096, 4096)]), rig, meter, ROOFS, 132, Results(HEADER))
     assert work.measure(lambda line: None)
     assert rig.asked[0][3] is False  # sustained launches eagerly
@@ -142,7 +214,7 @@ def test_resuming_skips_what_is_done(tmp_path):
     assert session(Task(shapes), again, path).measure(lines.append)
     assert [asked[0] for asked in again.asked] == [(64, 64, 64)]
     assert "already there" in lines[0]
-    assert len(load(path)["records"]) == 4
+    assert len(load(path)["records"]) == 6
     for task in (Task([SHAPE], dtype="fp16"), Task([SHAPE], layout="kn"), Task([SHAPE], configs=("x",))):
         other = FakeRig()
         session(task, other, path).measure(lambda line: None)
@@ -153,7 +225,7 @@ def test_failures_are_tried_again(tmp_path):
     path = tmp_path / "r.json"
     session(Task([SHAPE], configs=("impossible",)), FakeRig(), path).measure(lambda line: None)
     rig = FakeRig()
-    rig.hopgemm = lambda config: FakeContender("hopgemm", config, 1e-3)
+    rig.hopgemm = lambda config, batch_invariant=False: FakeContender("hopgemm", config, 1e-3)
     assert session(Task([SHAPE], configs=("impossible",)), rig, path).measure(lambda line: None)
     assert [r["error"] for r in load(path)["records"]] == [None, None]
 
@@ -171,7 +243,7 @@ def test_every_shape_is_saved_before_the_next(tmp_path):
     rig.case = case
     with pytest.raises(KeyboardInterrupt):
         session(Task([SHAPE, (2, 2, 2)]), rig, path).measure(lambda line: None)
-    assert len(load(path)["records"]) == 2
+    assert len(load(path)["records"]) == 3
     assert [file.name for file in tmp_path.iterdir()] == ["r.json"]
 
 
@@ -197,7 +269,7 @@ def test_merge(tmp_path):
     session(Task([SHAPE]), FakeRig(), paths[0]).measure(lambda line: None)
     session(Task([SHAPE, (64, 64, 64)]), FakeRig(), paths[1]).measure(lambda line: None)
     merged = merge(paths[:2])
-    assert len(merged["records"]) == 4
+    assert len(merged["records"]) == 6
     assert merged["header"] == HEADER
     save(paths[2], {"header": {**HEADER, "commit": "def"}, "records": []})
     with pytest.raises(ValueError, match="0.json has commit 'abc', .*2.json 'def'"):
@@ -211,16 +283,20 @@ def test_auto_protocol():
     assert protocol_of((8192, 28672, 4096), "auto") == "sustained"
     assert protocol_of((1024, 1024, 1024), "auto") == "single"
     assert protocol_of((1024, 1024, 1024), "burst") == "burst"
+    assert protocol_of((4096, 4096, 4096), "auto", "training-nk") == "sustained"
+    assert protocol_of((64, 64, 64), "auto", "training-kn") == "sustained"
 
 
 def test_roofs():
     small, big = (16, 4096, 14336), (8192, 8192, 8192)
     for protocol in ("single", "burst", "sustained"):
-        assert ROOFS.seconds(small, protocol) == pytest.approx(bytes_moved(small) / 4e12)
+        assert ROOFS.seconds(small, "kk", protocol) == pytest.approx(bytes_moved(small) / 4e12)
     assert (
-        ROOFS.seconds(big, "burst") == ROOFS.seconds(big, "single") == pytest.approx(2.0 * 8192**3 / 900e12)
+        ROOFS.seconds(big, "kk", "burst")
+        == ROOFS.seconds(big, "kk", "single")
+        == pytest.approx(2.0 * 8192**3 / 900e12)
     )
-    assert ROOFS.seconds(big, "sustained") == pytest.approx(2.0 * 8192**3 / 840e12)
+    assert ROOFS.seconds(big, "kk", "sustained") == pytest.approx(2.0 * 8192**3 / 840e12)
 
 
 def test_rotation_outruns_the_l2():
