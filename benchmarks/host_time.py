@@ -1,4 +1,4 @@
-"""Host time of one call, hopgemm.matmul beside torch.mm, in microseconds.
+"""Host time of one call, hopgemm.matmul beside torch.mm and Linear beside nn.Linear, in microseconds.
 
     python benchmarks/host_time.py [--json FILE]
 
@@ -7,6 +7,7 @@ mean over a loop of calls, the contenders in turn, the queue drained before each
 """
 
 import argparse
+import functools
 import json
 import statistics
 import time
@@ -14,6 +15,7 @@ import time
 import torch
 
 import hopgemm
+import hopgemm.torch
 
 CALLS, ROUNDS = 200, 25
 
@@ -55,6 +57,43 @@ def cases():
     }
 
 
+def linear_cases():
+    """As cases(): layers with float32 parameters under autocast, as in training, and with bfloat16 ones."""
+    rows = {}
+    for bias, dtype, x_dtype in (
+        (True, torch.float32, torch.float32),  # behind a LayerNorm
+        (True, torch.float32, torch.bfloat16),  # behind a product
+        (False, torch.float32, torch.float32),
+        (True, torch.bfloat16, torch.bfloat16),
+        (False, torch.bfloat16, torch.bfloat16),
+    ):
+        x = torch.randn(2, 64, 128, device="cuda", dtype=x_dtype, requires_grad=True)
+        ones = torch.ones(2, 64, 128, device="cuda", dtype=torch.bfloat16)
+        layers = [
+            kind(128, 128, bias=bias, device="cuda", dtype=dtype)
+            for kind in (torch.nn.Linear, hopgemm.torch.Linear)
+        ]
+
+        def forward(layer, x=x, enabled=dtype == torch.float32):
+            # A region a call, so that no cast is reused.
+            with torch.autocast("cuda", torch.bfloat16, enabled=enabled):
+                return layer(x)
+
+        def step(layer, x=x, ones=ones, forward=forward):
+            for t in (x, *layer.parameters()):
+                t.grad = None
+            forward(layer).backward(ones)
+
+        name = f"Linear {'bias ' * bias}{str(dtype)[6:]}, x {str(x_dtype)[6:]}"
+        for kind, context, call in (
+            ("no_grad", torch.no_grad, forward),
+            ("forward", torch.enable_grad, forward),
+            ("and backward", torch.enable_grad, step),
+        ):
+            rows[f"{name}: {kind}"] = (*(functools.partial(call, layer) for layer in layers), context)
+    return rows
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -62,14 +101,14 @@ def main():
     parser.add_argument("--json", metavar="FILE")
     path = parser.parse_args().json
     records = []
-    for name, (theirs, ours, context) in cases().items():
+    for name, (theirs, ours, context) in (cases() | linear_cases()).items():
         with context():
             loop_us(theirs), loop_us(ours)
             rounds = [(loop_us(theirs), loop_us(ours)) for _ in range(ROUNDS)]
         torch_us, hopgemm_us = map(statistics.median, zip(*rounds))
         records.append({"case": name, "torch_us": torch_us, "hopgemm_us": hopgemm_us})
         print(
-            f"{name:24s} torch {torch_us:6.1f}  hopgemm {hopgemm_us:6.1f}"
+            f"{name:48s} torch {torch_us:6.1f}  hopgemm {hopgemm_us:6.1f}"
             f"  difference {hopgemm_us - torch_us:+6.1f} us",
             flush=True,
         )

@@ -133,16 +133,18 @@ PRODUCTS = {
     "hopgemm::_mm_bias": (0, 1),
     "hopgemm::_mm_out": (1, 2),
     "hopgemm::_mm_backward": (0, 1),
+    "hopgemm::_linear": (0, 1),
+    "hopgemm::_linear_backward": (0, 1),
 }
 
 
 def flops_of(event: Any) -> int:
     """Of one operator, from the shapes of its arguments: A (..., M, K) and B (..., K, N)."""
-    if event.name == "hopgemm::_mm_backward":  # grad (..., M, N) and a (..., M, K): two products
+    if event.name.endswith("_backward"):  # grad (..., M, N) and a (..., M, K): two products
         grad, a = event.input_shapes[:2]
         return 4 * math.prod(grad) * a[-1]
     a, b = (event.input_shapes[i] for i in PRODUCTS[event.name])
-    return 2 * math.prod(a) * b[-1]
+    return 2 * math.prod(a) * b[0 if event.name == "hopgemm::_linear" else -1]  # a weight is (N, K)
 
 
 def ran_in_hopgemm(event: Any) -> bool:

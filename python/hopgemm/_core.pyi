@@ -6,6 +6,7 @@ from typing import Any
 XLA_FFI_API: tuple[int, int]
 compiler: str
 commit: str
+max_sums_bytes: int
 
 def device_count() -> int: ...
 def driver_version() -> int: ...

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _MAX_BATCH_DIMS = 6
-_MAX_CONFIG_NAME = 96
+_MAX_CONFIG_NAME = 128
 _DTYPES = {"float16": 0, "bfloat16": 1, "float32": 2}
 _INVALID_ARGUMENT = 1
 _EMULATION_FAILED = -1

@@ -170,11 +170,12 @@ def describe(
 def _workspace_bound(p: _jax_labels.Problem, itemsize: int) -> Any:
     """Bytes of workspace that suffice for any plan of a product whose sizes are not all known.
 
-    For each operand that TMA may be unable to read in place: a K-major copy with padded rows.
+    For each operand that TMA may be unable to read in place: a K-major copy with padded rows. Then the most
+    that the sums of K's slices take.
     HAZARD: has to follow `workspace_bytes` of src/host/plan.cc; the handler refuses a workspace that is too
     small.
     """
-    bound = 0
+    bound: Any = _core.max_sums_bytes
     for strides, rows in ((p.a_strides, p.m), (p.b_strides, p.n)):
         steps = [s * itemsize % TMA_BYTES for s in strides if not (isinstance(s, int) and s == 1)]
         if not all(isinstance(x, int) and x == 0 for x in steps):

@@ -146,6 +146,18 @@ def check_tensors(
     return _result_shape(a, b, c, bias)
 
 
+def check_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    """ValueError unless weight is one matrix and bias one vector."""
+    if weight.dim() != 2 or (bias is not None and bias.dim() != 1):
+        found = describe(weight) if bias is None else f"{describe(weight)} and bias is {describe(bias)}"
+        raise ValueError(f"hopgemm._linear: weight is {found}; they need two dimensions and one")
+
+
+def lies_by_column(b: torch.Tensor) -> bool:
+    """Is this matrix the transpose of a contiguous one? Then its gradient lies so too, as torch.mm's."""
+    return b.dim() == 2 and b.stride(0) == 1 and b.stride(1) == b.shape[0]
+
+
 def _result_shape(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, bias: torch.Tensor | None
 ) -> tuple[int, ...]:

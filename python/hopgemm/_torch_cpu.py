@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ._torch_checks import check_out, check_range, check_tensors
+from ._torch_checks import check_linear, check_out, check_range, check_tensors, lies_by_column
 from ._torch_library import LIBRARY, Args
 
 
@@ -82,7 +82,22 @@ def _mm_backward(grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[
     grad_a = _gemm(grad, b.mT)
     if b.dim() == 2:
         a, grad = a.flatten(0, -2), grad.flatten(0, -2)
-    return grad_a, _gemm(a.mT, grad)
+    return grad_a, _gemm(grad.mT, a).mT if lies_by_column(b) else _gemm(a.mT, grad)
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    check_linear(weight, bias)
+    return _gemm(x, weight.mT, None, bias)
+
+
+def _linear_backward(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, wide_x: bool, wide_weight: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    def gradient(a: torch.Tensor, b: torch.Tensor, wide: bool) -> torch.Tensor:
+        return _gemm(a, b, None, None, 1.0, 0.0, torch.float32 if wide else None)
+
+    rows = grad.flatten(0, -2)
+    return gradient(grad, weight, wide_x), gradient(rows.mT, x.flatten(0, -2), wide_weight)
 
 
 def register() -> None:
@@ -95,5 +110,7 @@ def register() -> None:
         ("gemm_out", _gemm_out),
         ("_mm_out", _gemm_out),
         ("_mm_backward", _mm_backward),
+        ("_linear", _linear),
+        ("_linear_backward", _linear_backward),
     ):
         LIBRARY.impl(name, kernel, "CPU")

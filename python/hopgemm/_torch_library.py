@@ -1,7 +1,7 @@
-"""The operators of `_torch_ops.so` and the torch.library handle that bears their Python contracts.
+"""The operators torch.ops.hopgemm.*: their schemas, and the handle that bears their contracts.
 
-    gemm, gemm_out   public: torch.ops.hopgemm.*, right under every transform of torch
-    _gemm, _mm, _mm_bias, _mm_out, _mm_backward   the same C++ below autograd, for plain eager code
+    gemm, gemm_out   public: right under every transform of torch
+    the rest         the same C++ (`_torch_ops.so`) below autograd, for plain eager code and compiled graphs
 
 Nothing of the contracts belongs here (see the other `_torch_*` files).
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,6 +20,33 @@ from . import _core
 
 # Beside the module `_core`, not beside this file: in an editable install they lie in different folders.
 SHARED_LIBRARY = str(Path(_core.__file__).with_name("_torch_ops.so"))
+
+
+_GEMM = (
+    "(Tensor a, Tensor b, Tensor? c=None, Tensor? bias=None, float alpha=1.0, float beta=0.0, "
+    'ScalarType? out_dtype=None, str config="", int sm_limit=0, bool batch_invariant=False) -> Tensor'
+)
+_SCHEMAS = {
+    "gemm": _GEMM,
+    "_gemm": _GEMM,
+    # The arguments of most calls: every further one costs 0.1 to 0.4 us of conversion, even at its default.
+    "_mm": "(Tensor a, Tensor b) -> Tensor",
+    "_mm_bias": "(Tensor a, Tensor b, Tensor bias) -> Tensor",
+    "_linear": "(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor",
+    "_linear_backward": "(Tensor grad, Tensor x, Tensor weight, bool wide_x, bool wide_weight) "
+    "-> (Tensor, Tensor)",
+}
+# Where strides matter. A custom operator must not return an alias of an argument, and one tensor must not
+# come in as `out` and as `c`: so those return nothing, and beta without c reads `out`.
+_SCHEMAS_OF_STRIDES = {
+    "_mm_backward": "(Tensor grad, Tensor a, Tensor b) -> (Tensor, Tensor)",  # the second lies as b does
+    "gemm_out": "(Tensor(a!) out, Tensor a, Tensor b, Tensor? c=None, Tensor? bias=None, float alpha=1.0, "
+    'float beta=0.0, str config="", int sm_limit=0, bool batch_invariant=False) -> ()',
+    "_mm_out": "(Tensor(a!) out, Tensor a, Tensor b) -> ()",
+}
+_CACHED_CAST = "_cached_cast(Tensor(a) t, ScalarType dtype) -> Tensor(a)"
+
+LIBRARY = torch.library.Library("hopgemm", "FRAGMENT")  # what is registered on it lives as long as it does
 
 
 def _load() -> None:
@@ -31,8 +58,13 @@ def _load() -> None:
         raise ImportError(f"hopgemm.torch: {error.decode()}")
 
 
+for _name, _schema in _SCHEMAS.items():
+    # Any strides give the same result. Without the tag Inductor copies operands to keep those that it saw.
+    LIBRARY.define(_name + _schema, tags=(torch.Tag.flexible_layout,))
+for _name, _schema in _SCHEMAS_OF_STRIDES.items():
+    LIBRARY.define(_name + _schema)
+LIBRARY.define(_CACHED_CAST)
 _load()
-LIBRARY = torch.library.Library("hopgemm", "FRAGMENT")  # what is registered on it lives as long as it does
 
 gemm = torch.ops.hopgemm.gemm.default
 gemm_out = torch.ops.hopgemm.gemm_out.default
@@ -42,6 +74,18 @@ raw_mm = torch.ops.hopgemm._mm.default._op
 raw_mm_bias = torch.ops.hopgemm._mm_bias.default._op
 raw_mm_out = torch.ops.hopgemm._mm_out.default._op
 raw_mm_backward = torch.ops.hopgemm._mm_backward.default._op
+raw_linear = torch.ops.hopgemm._linear.default._op
+raw_linear_backward = torch.ops.hopgemm._linear_backward.default._op
+
+
+def _has_cached_cast() -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(
+        "hopgemm::_cached_cast", "CompositeImplicitAutograd"
+    )
+
+
+# (tensor, dtype) -> what autocast makes of it: for a parameter once a region, where torch's cache is found.
+cached_cast: Any = torch.ops.hopgemm._cached_cast.default._op if _has_cached_cast() else torch.Tensor.to
 
 
 class Args(NamedTuple):

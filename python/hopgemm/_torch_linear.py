@@ -12,8 +12,10 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import torch as _frontend  # the module, for what it defines later: they import each other
-from ._torch_autograd import PLAIN, is_autocast_on
+from ._context import current
+from ._torch_autograd import PLAIN, is_autocast_on, is_compiling, is_intercepted
 from ._torch_checks import OPERAND_DTYPES
+from ._torch_linear_eager import linear_in_eager_code
 from ._torch_main_grad import linear_into_main_grad, wants_main_grad
 from ._torch_sharding import is_dtensor
 
@@ -32,8 +34,10 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     other GPUs (with one warning), sparse and nested tensors, wrapper subclasses other than DTensor, 1-D
     weights.
 
-    Under autocast the region's dtype counts: float32 parameters are cast, used by the kernel, and get float32
-    gradients; a float32 bias is added as it is.
+    Under autocast the region's dtype counts: float32 parameters are cast, once a region, used by the kernel,
+    and get float32 gradients; a float32 bias is added as it is. In eager code the kernel writes the float32
+    gradients of x and weight itself, unrounded; compiled code rounds them to the region's dtype first, as
+    torch does.
 
     DTensors run the kernel on their shards, as torch.distributed.tensor.parallel lays them out: columns,
     rows, a shard of x's rows, and sums that wait for an all-reduce, without a gather.
@@ -65,11 +69,25 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         RuntimeError: a main_grad in a compiled call; from autograd.grad of a weight that has one.
         RuntimeError, TypeError: torch's own, from F.linear, for everything else.
     """
-    kernel_takes = _kernel_takes(x, weight, bias)
+    if (
+        not is_compiling()  # first: Dynamo then skips the rest
+        and type(x) in PLAIN
+        and type(weight) in PLAIN
+        and (bias is None or type(bias) in PLAIN)
+        and current() == (0, False, False, False)
+        and not is_intercepted()
+        and not wants_main_grad(weight)
+    ):
+        d = linear_in_eager_code(x, weight, bias)
+        if d is not None:
+            return d
+    dtype = _dtype_of_product(x, weight, bias)
     if wants_main_grad(weight):
-        return linear_into_main_grad(x, weight, bias, kernel_takes)
-    if not kernel_takes:
+        return linear_into_main_grad(x, weight, bias, dtype is not None)
+    if dtype is None:
         return F.linear(x, weight, bias)
+    # Here, not behind the transpose in matmul: Inductor would write the cast once more, the other way round.
+    weight = weight if weight.dtype == dtype else weight.to(dtype)
     if x.dim() <= _MAX_DIMS:
         return _frontend.matmul(x, weight.mT, bias=bias)
     d = _frontend.matmul(x.flatten(0, -2), weight.mT, bias=bias)
@@ -93,23 +111,24 @@ class Linear(torch.nn.Linear):
         return linear(input, self.weight, self.bias)
 
 
-def _kernel_takes(x: Any, weight: Any, bias: Any) -> bool:
-    # Every eager call pays for this: 0.1 us for most properties of a tensor, but 0.3 for `device.type`.
+def _dtype_of_product(x: Any, weight: Any, bias: Any) -> torch.dtype | None:
+    """The dtype that the kernel multiplies in; None where it does not take the call."""
     if not (_is_dense(x) and _is_dense(weight)) or weight.dim() != 2 or x.dim() == 0:
-        return False
+        return None
     if x.shape[-1] != weight.shape[1]:
-        return False
+        return None
     region = _autocast_dtype(x.device) if is_autocast_on() else None
     dtype = _dtype_in(region, x)
     if dtype not in OPERAND_DTYPES or _dtype_in(region, weight) != dtype:
-        return False
+        return None
     if bias is not None:
         if not _is_dense(bias) or bias.dim() != 1 or bias.shape[0] != weight.shape[0]:
-            return False
+            return None
         if bias.dtype != torch.float32 and _dtype_in(region, bias) != dtype:
-            return False
+            return None
     # HAZARD: matmul refuses different devices; F.linear of CPU and meta tensors returns garbage (torch 2.13).
-    return x.is_cpu or x.is_meta or (x.is_cuda and bool(_frontend._kernel_runs_on(x.device)))
+    takes = x.is_cpu or x.is_meta or (x.is_cuda and bool(_frontend._kernel_runs_on(x.device)))
+    return dtype if takes else None
 
 
 def _is_dense(t: Any) -> bool:

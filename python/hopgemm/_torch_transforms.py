@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ._torch_checks import check_out_shape, check_tensors
+from ._torch_checks import check_linear, check_out_shape, check_tensors, lies_by_column
 from ._torch_library import LIBRARY, Args, gemm
 
 # ---- fake: shapes, dtypes and refusals, without data ----
@@ -33,7 +33,22 @@ def _fake_out(out: torch.Tensor, *given: Any) -> None:
 
 
 def _fake_backward(grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return a.new_empty(a.shape), b.new_empty(b.shape)
+    columns = b.new_empty(b.mT.shape).mT if lies_by_column(b) else b.new_empty(b.shape)
+    return a.new_empty(a.shape), columns
+
+
+def _fake_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    check_linear(weight, bias)
+    return _fake(x, weight.mT, None, bias)
+
+
+def _fake_linear_backward(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, wide_x: bool, wide_weight: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return (
+        x.new_empty(x.shape, dtype=torch.float32 if wide_x else x.dtype),
+        x.new_empty(weight.shape, dtype=torch.float32 if wide_weight else x.dtype),
+    )
 
 
 # ---- vmap: one more batch dimension, on the left ----
@@ -104,6 +119,8 @@ def register() -> None:
     for name in ("gemm_out", "_mm_out"):
         torch.library.register_fake(f"hopgemm::{name}", _fake_out, lib=LIBRARY)
     torch.library.register_fake("hopgemm::_mm_backward", _fake_backward, lib=LIBRARY)
+    torch.library.register_fake("hopgemm::_linear", _fake_linear, lib=LIBRARY)
+    torch.library.register_fake("hopgemm::_linear_backward", _fake_linear_backward, lib=LIBRARY)
     torch.library.register_vmap("hopgemm::gemm", _vmap, lib=LIBRARY)
     for device, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
         for name, tensors in (("gemm", 4), ("_gemm", 4), ("_mm", 2), ("_mm_bias", 3)):

@@ -1,51 +1,24 @@
 """`hopgemm.tune`: the fastest config for a product on the user's own GPU, and `autotune` at first use.
 
-Candidates are all compiled kernels that can run the product, and some schedules of the best. Each multiplies
-exact integers and is compared with the framework's product before it may win. What a framework has to do for
-that is in `_tune_torch` and `_tune_jax`; the file of winners is `_cache`.
+How it is found is `_tune_race`; what a framework has to do for that, `_tune_torch` and `_tune_jax`; the file
+of winners, `_cache`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.util
 import itertools
-import re
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from . import _bench_protocols as protocols
 from . import _cache, _context, _core
-from ._bench_meter import Meter
 from ._cache import Key, Tuned
 from ._plan import dtype_name, sizes
 from ._shapes import Shape, format_shape, parse_shape
-
-# CTAs that share a tile's K; strips of so many clusters along M or N (names of configs: docs/tuning.md).
-_SPLITS = ("", "+split2", "+split4", "+split8")
-_WALKS = ("+m4", "+m8", "+m16", "+n4", "+n8")
-_LONG_US = 1000.0  # from here on the power limit decides, and only sustained runs rank kernels rightly
-_MARGIN = 1.01  # a winner is faster than the default by more than noise, or the default stays
-_SCREEN_ROUNDS, _QUICK_ROUNDS = 3, 5
-_HOPELESS = 2.0  # times the best, at a single look
-
-Report = Callable[[float, str], None]
-
-
-class Bench(Protocol):
-    """One product's operands on a GPU, and the kernels on them."""
-
-    def is_exact(self, config: str) -> bool:
-        """Does this kernel multiply integers as the framework does, bit for bit?"""
-        ...
-
-    def contender(self, config: str) -> protocols.Contender:
-        """The kernel, ready to be timed."""
-        ...
-
+from ._tune_race import FIRST_USE, THOROUGH, Bench, Effort, Race, Report
 
 OpenBench = Callable[[Key], Bench]
 
@@ -66,7 +39,7 @@ def tune(
     """Finds the fastest config for each product on this machine's Hopper GPU, and uses it from now on.
 
     The winners are kept in the user's cache, for this GPU, driver and version of hopgemm: later processes
-    take them too, in PyTorch and in JAX, compiled programs and gradients included. 2 to 30 s a product.
+    take them too, in PyTorch and in JAX, compiled programs and gradients included. 1 to 30 s a product.
 
     Args:
         shapes: (M, N, K), or text such as "4096x4096x4096". Leading dimensions of A that share B count as
@@ -112,7 +85,7 @@ def tune(
     where["batch_invariant"] = bool(invariant)
     # All of them before anything is measured.
     keys = [
-        _key(size, name, layout, batch, _out_name(out_dtype, name), where)
+        key_of(size, name, layout, batch, _out_name(out_dtype, name), where)
         for name, layout, size in itertools.product(dtypes, layouts, wanted)
     ]
     found = []
@@ -122,118 +95,18 @@ def tune(
             if progress:
                 progress((i + done) / len(keys), f"{key}: {text}")
 
-        found.append(search(key, gpu["name"], module.open_bench, report))
+        found.append(search(key, gpu["name"], module.open_bench, report, THOROUGH))
         keep(found[-1:], save)
     return found
 
 
-def search(key: Key, gpu: str, open_bench: OpenBench, report: Report, quick: bool = False) -> Tuned:
-    """The fastest exact config of one product. `quick`: fewer schedules and rounds, about a second.
+def search(key: Key, gpu: str, open_bench: OpenBench, report: Report, effort: Effort) -> Tuned:
+    """The fastest exact config of one product.
 
     RuntimeError where there is no exact one, or as `open_bench` does.
     """
-    names, default = candidates(key, gpu), plan_of(key, gpu, tuned=False)["config"]
     report(0.0, "making operands")
-    field = _Field(key, open_bench(key))
-    report(0.1, "checking kernels")
-    good = field.exact([default, *names])
-    if not good:
-        raise RuntimeError(
-            f"hopgemm.tune: no kernel multiplies {key} exactly on this GPU. Run hopgemm selftest"
-        )
-    report(0.3, f"timing {len(good)} kernels")
-    times = field.times(field.promising(good), _SCREEN_ROUNDS)
-    variants = field.exact(schedules(_best(times, 1 if quick else 2), key, gpu))
-    if variants:
-        report(0.6, f"timing {len(variants)} schedules")
-        times |= field.times(variants, _SCREEN_ROUNDS)
-    finalists = list(dict.fromkeys([*_best(times, 3), *([default] if default in good else [])]))
-    report(0.8, f"timing the {len(finalists)} best")
-    if quick:
-        final = field.times(finalists, _QUICK_ROUNDS)
-    elif min(times.values()) * 1e6 < _LONG_US:
-        final = field.times(finalists, protocols.SINGLE_ROUNDS)
-    else:
-        final = field.sustained_times(finalists)
-    (winner,) = _best(final, 1)
-    if default in final and final[default] < _MARGIN * final[winner]:
-        winner = default
-    driver, version = _core.driver_version(), _cache.version()
-    before = final.get(default, final[winner])
-    return Tuned(gpu, driver, version, key, winner, final[winner] * 1e6, default, before * 1e6)
-
-
-class _Field:
-    """The kernels that compete for one product."""
-
-    def __init__(self, key: Key, bench: Bench) -> None:
-        self._key, self._bench = key, bench
-        self._contenders: dict[str, protocols.Contender] = {}
-
-    def exact(self, configs: Iterable[str]) -> list[str]:
-        """Those that give the right numbers; a warning for each that does not."""
-        good = []
-        for config in dict.fromkeys(configs):
-            if self._bench.is_exact(config):
-                good.append(config)
-            else:
-                warnings.warn(
-                    f"hopgemm.tune: config {config} gives wrong numbers for {self._key}, and is left out. "
-                    "Please report this, with the output of `hopgemm info`",
-                    RuntimeWarning,
-                    stacklevel=4,
-                )
-        return good
-
-    def promising(self, configs: list[str]) -> list[str]:
-        """Those that a single look does not rule out: a kernel for 16 rows is no kernel for 16384."""
-        rough = {config: protocols.estimate(self._contender(config)) for config in configs}
-        return [config for config in configs if rough[config] <= _HOPELESS * min(rough.values())]
-
-    def times(self, configs: list[str], rounds: int) -> dict[str, float]:
-        """Seconds of each, in turn."""
-        timed = protocols.single([self._contender(config) for config in configs], rounds=rounds)
-        return dict(zip(configs, (result.seconds for result in timed), strict=True))
-
-    def sustained_times(self, configs: list[str]) -> dict[str, float]:
-        """Seconds of each, alone and settled."""
-        timed = protocols.sustained([self._contender(config) for config in configs], Meter())
-        return dict(zip(configs, (result.seconds for result in timed), strict=True))
-
-    def _contender(self, config: str) -> protocols.Contender:
-        if config not in self._contenders:
-            self._contenders[config] = self._bench.contender(config)
-        return self._contenders[config]
-
-
-def candidates(key: Key, gpu: str) -> list[str]:
-    """Every compiled kernel that can run the product, by its full name; with each split of K it takes."""
-    names = []
-    for config, split in itertools.product(_core.configs(), _SPLITS):
-        with contextlib.suppress(ValueError, RuntimeError):  # other dtypes or majors, too few SMs, no split
-            names.append(plan_of(key, gpu, config + split)["config"])
-    return list(dict.fromkeys(names))
-
-
-def schedules(configs: Iterable[str], key: Key, gpu: str) -> list[str]:
-    """Other walks over the tiles for these kernels, where there are more tiles than CTAs."""
-    names = []
-    for config in configs:
-        instance, ctas = config.partition("+")[0], re.search(r"\+ctas\d+", config)
-        if plan_of(key, gpu, config)["waves"] <= 1:
-            continue
-        # HAZARD: a name without a schedule stands for the usual one: "all CTAs" has to be said by number.
-        pools = dict.fromkeys([f"+ctas{key.sm_count}", *([ctas.group()] if ctas else [])])
-        for walk, pool in itertools.product(_WALKS, pools):
-            with contextlib.suppress(ValueError):
-                names.append(plan_of(key, gpu, instance + walk + pool)["config"])
-    return [name for name in dict.fromkeys(names) if name not in configs]
-
-
-def plan_of(key: Key, gpu: str, config: str = "", tuned: bool = True) -> dict[str, Any]:
-    """`_core.plan` of the product of a key."""
-    product, where = _cache.arguments(key, gpu)
-    return _core.plan(*product, **where, config=config, tuned=tuned)
+    return Race(gpu, open_bench(key), effort).winner(key, report)
 
 
 def keep(found: list[Tuned], save: bool = True) -> None:
@@ -272,17 +145,13 @@ def at_first_use(product: list[Any], options: dict[str, Any], open_bench: OpenBe
             if (gpu, key) in _tried or _cache.is_known(gpu, key):
                 return
             _tried.add((gpu, key))
-            keep([search(key, gpu, open_bench, lambda done, text: None, quick=True)])
+            keep([search(key, gpu, open_bench, lambda done, text: None, FIRST_USE)])
     except Exception as error:  # whatever it is, the product itself can run
         size = "x".join(map(str, product[2:5]))
         warnings.warn(f"{error}: hopgemm's own choice runs {size}", RuntimeWarning, stacklevel=4)
 
 
 # ---- parts ----
-
-
-def _best(times: dict[str, float], count: int) -> list[str]:
-    return sorted(times, key=times.__getitem__)[:count]
 
 
 def _checked(shape: Any) -> Shape:
@@ -300,7 +169,7 @@ def _out_name(out_dtype: Any, dtype: str) -> str:
     return name
 
 
-def _key(shape: Shape, dtype: str, majors: str, batch: int, out_dtype: str, where: dict[str, Any]) -> Key:
+def key_of(shape: Shape, dtype: str, majors: str, batch: int, out_dtype: str, where: dict[str, Any]) -> Key:
     """Of the product of operands as they are made; ValueError where no kernel runs it."""
     product, _ = sizes(*shape, dtype, majors, (batch,) if batch > 1 else (), out_dtype)
     try:

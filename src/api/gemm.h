@@ -16,7 +16,9 @@
 namespace hopgemm {
 
 inline constexpr int kMaxBatchDims = 6;
-inline constexpr int kMaxConfigName = 96;
+inline constexpr int kMaxConfigName = 128;
+// What the sums of a tail may take of the workspace, unless a config with more is asked for by name.
+inline constexpr int64_t kMaxSumsBytes = 32 << 20;
 
 enum class DType : int32_t { kF16, kBF16, kF32 };
 constexpr int64_t size_of(DType t) { return t == DType::kF32 ? 4 : 2; }
@@ -106,6 +108,7 @@ struct Plan {
   int grid = 0;  // CTAs (before the device's limit of resident clusters)
   double waves = 0;  // tiles / CTAs
   int64_t workspace_bytes = 0;  // device memory that gemm() needs, 16-byte aligned
+  int64_t sums_bytes = 0;  // of the workspace, for the sums of a tail's parts
   double flops = 0;  // 2 m n k, all batches
   double bytes = 0;  // each operand once, the result once
 };

@@ -11,6 +11,7 @@
 #include "host/select.h"
 #include "host/status.h"
 #include "host/swap.h"
+#include "host/tail.h"
 #include "hw/emulated/hw.h"
 #include "hw/emulated/launch.h"
 
@@ -114,12 +115,16 @@ Status run(hopgemm_emulation& e, std::string& broken) {
   Schedule schedule;
   parse_config(plan.config, instance, schedule);
   swap_for(instance->config, normal);
-  emulated::Launch launch = emulated::make_launch(normal, {instance->config, schedule}, plan.grid);
+  float* const sums = reinterpret_cast<float*>(workspace.data()) + packed_bytes(normal) / sizeof(float);
+  emulated::Launch launch = emulated::make_launch(normal, {instance->config, schedule}, plan.grid,
+                                                  schedule.tail > 0 ? sums : nullptr);
   launch.seed = e.seed, launch.log = e.on_event != nullptr;
   const emulated::Result result = reinterpret_cast<Kernel>(const_cast<void*>(instance->kernel()))(launch);
   e.steps = result.steps;
   for (const emulated::Event& x : result.events) e.on_event(x.step, x.cta, x.role, x.what, x.where, x.value);
   broken = result.failure;
+  if (result.ok() && schedule.tail > 0)
+    emulated::add_tail(normal, instance->config, launch.params.grid, sums);
   return {};
 }
 

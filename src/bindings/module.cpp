@@ -281,6 +281,7 @@ NB_MODULE(_core, m) {
   m.attr("XLA_FFI_API") = nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
   m.attr("compiler") = HOPGEMM_COMPILER;
   m.attr("commit") = HOPGEMM_COMMIT;
+  m.attr("max_sums_bytes") = hopgemm::kMaxSumsBytes;
   m.def("device_count", &hopgemm::device_count, "GPUs that are visible; 0 without a driver.");
   m.def("driver_version", &hopgemm::driver_version, "13000 for CUDA 13.0; 0 without a driver.");
   m.def("runtime_version", &hopgemm::runtime_version, "Version of the CUDA runtime inside.");

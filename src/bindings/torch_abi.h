@@ -33,9 +33,7 @@ struct Api {
   int32_t (*empty_strided)(int64_t, const int64_t*, const int64_t*, int32_t, int32_t, int32_t, Handle*);
   int32_t (*new_tensor_handle)(Handle, Handle*);  // another handle of the same tensor
   int32_t (*delete_tensor)(Handle);
-  int32_t (*library_init_fragment)(const char*, const char*, uint32_t, Library*);
   int32_t (*library_init_impl)(const char*, const char*, const char*, uint32_t, Library*);
-  int32_t (*library_def)(Library, const char*);
   int32_t (*library_impl)(Library, const char*, Kernel);
   int32_t (*library_delete)(Library);  // takes its kernels away
   int32_t (*string_c_str)(void*, const char**);
@@ -66,9 +64,7 @@ inline Api load_api() {
   find(api.empty_strided, "aoti_torch_empty_strided");
   find(api.new_tensor_handle, "aoti_torch_new_tensor_handle");
   find(api.delete_tensor, "aoti_torch_delete_tensor_object");
-  find(api.library_init_fragment, "aoti_torch_library_init_fragment");
   find(api.library_init_impl, "aoti_torch_library_init_impl");
-  find(api.library_def, "aoti_torch_library_def");
   find(api.library_impl, "aoti_torch_library_impl");
   find(api.library_delete, "aoti_torch_delete_library_object");
   find(api.string_c_str, "torch_string_c_str");
@@ -136,11 +132,14 @@ struct View {
 
 constexpr int64_t kMaxDims = 8;
 
-// A new contiguous tensor on the device of `like`, from torch's allocator and for the current stream.
-inline Tensor empty(int64_t dim, const int64_t* sizes, int32_t dtype, const View& like) {
+// A new dense tensor on the device of `like`, from torch's allocator and for the current stream: contiguous,
+// or its matrices column by column.
+inline Tensor empty(int64_t dim, const int64_t* sizes, int32_t dtype, const View& like,
+                    bool by_column = false) {
   if (dim > kMaxDims) throw std::invalid_argument("hopgemm: more than 8 dimensions");
   int64_t strides[kMaxDims], elems = 1;
-  for (int64_t i = dim - 1; i >= 0; --i) {
+  for (int64_t order = dim - 1; order >= 0; --order) {
+    const int64_t i = by_column && order >= dim - 2 ? 2 * dim - 3 - order : order;
     strides[i] = elems;
     elems *= sizes[i] > 1 ? sizes[i] : 1;
   }

@@ -1,7 +1,9 @@
-// torch.ops.hopgemm.*, and what Python calls of this library. Needs no header of torch or Python. Contracts
-// that only Python can register (fake, autograd, vmap, autocast, the CPU) are in python/hopgemm/_torch_*.py.
+// torch.ops.hopgemm.*, and what Python calls of this library. Needs no header of torch or Python. Schemas,
+// and what only Python can register (fake, autograd, vmap, autocast, the CPU), are in
+// python/hopgemm/_torch_*.py.
 #include <exception>
 
+#include "bindings/torch_autocast.h"
 #include "bindings/torch_override.h"
 #include "bindings/torch_problem.h"
 
@@ -42,17 +44,7 @@ void write(Normalized& n, const View& d, const char* config) {
   Device(n.a).run(n.problem, config);
 }
 
-// ---- the operators ----
-
-constexpr char kGemmArgs[] =
-    "(Tensor a, Tensor b, Tensor? c=None, Tensor? bias=None, float alpha=1.0, float beta=0.0, "
-    "ScalarType? out_dtype=None, str config=\"\", int sm_limit=0, bool batch_invariant=False) -> Tensor";
-// A custom operator must not return an alias of an argument, and one tensor must not come in as `out` and as
-// `c`: so it returns nothing, and beta without c reads `out`.
-constexpr char kGemmOutArgs[] =
-    "(Tensor(a!) out, Tensor a, Tensor b, Tensor? c=None, Tensor? bias=None, float alpha=1.0, float "
-    "beta=0.0, "
-    "str config=\"\", int sm_limit=0, bool batch_invariant=False) -> ()";
+// ---- the operators: their schemas are in python/hopgemm/_torch_library.py ----
 
 void gemm(Value* s, uint64_t, uint64_t) {
   Call call{take<Tensor>(s[0]), take<Tensor>(s[1]), take_or<Tensor>(s[2], {}), take_or<Tensor>(s[3], {}),
@@ -99,6 +91,35 @@ void mm_out(Value* s, uint64_t, uint64_t) {
   write(n, View(out), "");
 }
 
+// The same matrix with its dimensions exchanged. Valid while `v` is.
+struct Transposed {
+  int64_t sizes[2], strides[2];
+  View view;
+
+  Transposed(const View& v, const char* name) : view(v) {
+    if (v.dim != 2) refuse("hopgemm._linear: %s is %s; 2 dimensions are needed", name, ShapeText(v).text);
+    for (int i = 0; i < 2; ++i) sizes[i] = v.sizes[1 - i], strides[i] = v.strides[1 - i];
+    view.sizes = sizes, view.strides = strides;
+  }
+  Transposed(const Transposed&) = delete;
+  Transposed& operator=(const Transposed&) = delete;
+};
+
+// x @ weight.T + bias, of one vector. The transpose is strides here, not a tensor.
+void linear(Value* s, uint64_t, uint64_t) {
+  Call call{take<Tensor>(s[0]), take<Tensor>(s[1]), {}, take_or<Tensor>(s[2], {})};
+  const Transposed b(View(call.b), "weight");
+  Normalized n{View(call.a), b.view};
+  if (call.bias) {
+    const View bias(call.bias);
+    if (bias.dim != 1) refuse("hopgemm._linear: bias is %s; one dimension is needed", ShapeText(bias).text);
+    n.add_bias(bias);
+  }
+  Tensor out = empty(n.dim, n.sizes, n.a.dtype, n.a);
+  write(n, View(out), "");
+  s[0] = give(std::move(out));
+}
+
 // A contiguous (..., rows, cols) tensor as one matrix of all its rows.
 void fold_rows(View& v, int64_t sizes[2], int64_t strides[2], const char* name) {
   int64_t rows = 1, expected = v.strides[v.dim - 2];
@@ -113,21 +134,14 @@ void fold_rows(View& v, int64_t sizes[2], int64_t strides[2], const char* name) 
   v.dim = 2, v.sizes = sizes, v.strides = strides;
 }
 
-// Both gradients of mm(a, b) in one call: the transposes are strides here, not tensors.
-// b is 2-D (then the rows of grad and a must fold into one matrix), or a and b have the same batch
-// dimensions.
-void mm_backward(Value* s, uint64_t, uint64_t) {
-  Tensor grad = take<Tensor>(s[0]);
-  Call call{take<Tensor>(s[1]), take<Tensor>(s[2]), {}, {}};
-  View g(grad), a(call.a), b(call.b);
+// Writes both gradients of a @ b: the transposes are strides here, not tensors.
+// b is 2-D (then the rows of g and a must fold into one matrix), or a and b have the same batch dimensions.
+void write_gradients(View g, View a, View b, View da, View db) {
   for (const View* v : {&g, &a, &b})
     if (v->dim < 2) refuse("hopgemm._mm_backward: 2 or more dimensions are needed");
   check_device(a, a, "a");
   check_device(b, a, "b");
   check_device(g, a, "grad");
-
-  Tensor grad_a = empty(a.dim, a.sizes, a.dtype, a), grad_b = empty(b.dim, b.sizes, b.dtype, a);
-  View da(grad_a), db(grad_b);
   int64_t sizes[3][2], strides[3][2];
   if (b.dim == 2) {
     fold_rows(g, sizes[0], strides[0], "grad");
@@ -158,8 +172,38 @@ void mm_backward(Value* s, uint64_t, uint64_t) {
   p.m = k, p.n = n, p.k = m;  // grad_b = a.T @ grad
   p.a = a_transposed, p.b = mg, p.d = matrix(db, batch, k, n, "the gradient of b");
   device.run(p, "");
+}
+
+// Both gradients of mm(a, b) in one call.
+void mm_backward(Value* s, uint64_t, uint64_t) {
+  Tensor grad = take<Tensor>(s[0]);
+  Call call{take<Tensor>(s[1]), take<Tensor>(s[2]), {}, {}};
+  const View a(call.a), b(call.b);
+  // As torch.mm's: the gradient of a transposed weight that lies like it needs no copy to be the weight's.
+  const bool by_column = b.dim == 2 && b.strides[0] == 1 && b.strides[1] == b.sizes[0];
+  Tensor grad_a = empty(a.dim, a.sizes, a.dtype, a), grad_b = empty(b.dim, b.sizes, b.dtype, a, by_column);
+  write_gradients(View(grad), a, b, View(grad_a), View(grad_b));
   s[0] = give(std::move(grad_a));
   s[1] = give(std::move(grad_b));
+}
+
+// The gradients of x and weight in linear(x, weight), each in float32 where the caller wants it so.
+void linear_backward(Value* s, uint64_t, uint64_t) {
+  Tensor grad = take<Tensor>(s[0]), input = take<Tensor>(s[1]), parameter = take<Tensor>(s[2]);
+  const bool wide_x = take<bool>(s[3]), wide_weight = take<bool>(s[4]);
+  const View x(input), weight(parameter);
+  Tensor grad_x = empty(x.dim, x.sizes, wide_x ? kFloat : x.dtype, x);
+  Tensor grad_weight = empty(weight.dim, weight.sizes, wide_weight ? kFloat : x.dtype, x);
+  const Transposed b(weight, "weight"), db(View(grad_weight), "its gradient");
+  write_gradients(View(grad), x, b.view, View(grad_x), db.view);
+  s[0] = give(std::move(grad_x));
+  s[1] = give(std::move(grad_weight));
+}
+
+// What an autocast region makes of `t`: for a float32 parameter once a region, from torch's own cache.
+void cached_cast(Value* s, uint64_t, uint64_t) {
+  const Tensor t = take<Tensor>(s[0]);
+  s[0] = give(autocast_cast(t, take<int32_t>(s[1])));
 }
 
 // nullptr, or the text of what `f` threw.
@@ -176,29 +220,24 @@ template <class F> const char* said(F f) {
 
 void register_ops() {
   const Api& torch = api();
-  static Library definitions, kernels;  // never freed: the operators live as long as the process
-  auto define = [&](const std::string& schema) {
-    check(torch.library_def(definitions, schema.c_str()), schema.c_str());
+  static Library kernels, composite;  // never freed: the operators live as long as the process
+  auto implement = [&](Library library, const char* name, Kernel kernel) {
+    check(torch.library_impl(library, name, kernel), name);
   };
-  auto implement = [&](const char* name, Kernel kernel) {
-    check(torch.library_impl(kernels, name, kernel), name);
-  };
-  check(torch.library_init_fragment("hopgemm", "hopgemm", 0, &definitions), "torch library");
   check(torch.library_init_impl("hopgemm", kDispatchKey, "hopgemm", 0, &kernels), "torch library");
-  define(std::string("gemm") + kGemmArgs);
-  define(std::string("_gemm") + kGemmArgs);
-  define(std::string("gemm_out") + kGemmOutArgs);
-  define("_mm(Tensor a, Tensor b) -> Tensor");
-  define("_mm_bias(Tensor a, Tensor b, Tensor bias) -> Tensor");
-  define("_mm_out(Tensor(a!) out, Tensor a, Tensor b) -> ()");
-  define("_mm_backward(Tensor grad, Tensor a, Tensor b) -> (Tensor, Tensor)");
-  implement("gemm", gemm);
-  implement("_gemm", gemm);
-  implement("gemm_out", gemm_out);
-  implement("_mm", mm);
-  implement("_mm_bias", mm);
-  implement("_mm_out", mm_out);
-  implement("_mm_backward", mm_backward);
+  implement(kernels, "gemm", gemm);
+  implement(kernels, "_gemm", gemm);
+  implement(kernels, "gemm_out", gemm_out);
+  implement(kernels, "_mm", mm);
+  implement(kernels, "_mm_bias", mm);
+  implement(kernels, "_mm_out", mm_out);
+  implement(kernels, "_mm_backward", mm_backward);
+  implement(kernels, "_linear", linear);
+  implement(kernels, "_linear_backward", linear_backward);
+  if (!has_autocast_cast()) return;
+  check(torch.library_init_impl("hopgemm", "CompositeImplicitAutograd", "hopgemm", 0, &composite),
+        "torch library");
+  implement(composite, "_cached_cast", cached_cast);
 }
 
 }  // namespace
@@ -208,7 +247,8 @@ void register_ops() {
 
 using namespace hopgemm::torch_ops;
 
-// Registers torch.ops.hopgemm.*; call it once, after `import torch`. nullptr, or what went wrong.
+// Registers the kernels of torch.ops.hopgemm.*; call it once, after `import torch`. nullptr, or what went
+// wrong.
 extern "C" HOPGEMM_API const char* hopgemm_register_torch_ops() {
   return said([] { register_ops(); });
 }

@@ -31,13 +31,15 @@ struct Walk {
   TileGrid grid;
 };
 
-Walk walk_of(const std::string& name, int64_t m, int64_t n) {
+// `k`: 1 where only the order of the tiles is wanted.
+Walk walk_of(const std::string& name, int64_t m, int64_t n, int64_t k = 1) {
   const Instance* instance;
   Walk w;
-  if (!hopgemm::parse_config(name.c_str(), instance, w.config.schedule) || w.config.schedule.split > 1)
+  if (!hopgemm::parse_config(name.c_str(), instance, w.config.schedule) ||
+      hopgemm::parts_k(w.config.schedule))
     throw nb::value_error(
         ("hopgemm.trace: config '" + name +
-         "' cannot be traced. Take a kk kernel of hopgemm._core.configs() that is not swapped")
+         "' cannot be traced. Take a kk kernel of hopgemm._core.configs() that is not swapped, without +tail")
             .c_str());
   for (int64_t size : {m, n})
     if (size < 1 || size > 1 << 24)
@@ -46,7 +48,7 @@ Walk walk_of(const std::string& name, int64_t m, int64_t n) {
               .c_str());
   w.index = static_cast<int>(instance - hopgemm::kInstances);
   w.config.kernel = instance->config;
-  w.grid = hopgemm::make_tile_grid(w.config, m, n, 1, 1);
+  w.grid = hopgemm::make_tile_grid(w.config, m, n, k, 1, 1);
   return w;
 }
 
@@ -89,7 +91,7 @@ nb::dict facts(const std::string& config, int64_t m, int64_t n) {
 }
 
 nb::dict model(const std::string& config, int64_t m, int64_t n, int64_t k, int ctas) {
-  const Walk w = walk_of(config, m, n);
+  const Walk w = walk_of(config, m, n, k);
   const int size = hopgemm::cluster_size(w.config.kernel);
   if (k < 1 || ctas < size || ctas % size)
     throw nb::value_error(("hopgemm.trace: K is " + std::to_string(k) + " and the grid " +

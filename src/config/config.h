@@ -59,6 +59,9 @@ struct Schedule {
   int k_period = 0;
   int max_ctas = 0;  // 0: as many as the device holds
   int split = 1;  // CTAs that each sum a part of K and add up within their cluster; swapped kernels only
+  int tail =
+      0;  // the last tiles of the walk (of a cluster), whose K is cut into `ranges` that are added up in
+  int ranges = 0;  // memory (tile_scheduler.h, host/tail.h); not for swapped kernels
   CachePolicy a_policy = CachePolicy::kNormal, b_policy = CachePolicy::kNormal,
               d_policy = CachePolicy::kNormal;
 };
@@ -67,6 +70,9 @@ struct Config {
   KernelConfig kernel;
   Schedule schedule;
 };
+
+// Does K lie in several parts for some element, so that its sum depends on the config?
+constexpr bool parts_k(const Schedule& s) { return s.split > 1 || s.tail > 0; }
 
 constexpr bool operator==(const KernelConfig& x, const KernelConfig& y) {
   return x.dtype == y.dtype && x.a_major == y.a_major && x.b_major == y.b_major && x.tile_m == y.tile_m &&

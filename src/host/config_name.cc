@@ -30,6 +30,10 @@ bool parse_token(const char* token, const char* end, Schedule& s) {
   }
   if (!std::strncmp(token, "ctas", 4)) return parse_number(token + 4, end, s.max_ctas);
   if (!std::strncmp(token, "split", 5)) return parse_number(token + 5, end, s.split);
+  if (!std::strncmp(token, "tail", 4)) {
+    const char* x = std::strchr(token, 'x');
+    return x && x < end && parse_number(token + 4, x, s.tail) && parse_number(x + 1, end, s.ranges);
+  }
   if (*token == 'k') return parse_number(token + 1, end, s.k_period);
   if (*token != 'm' && *token != 'n') return false;
   s.along_m = *token == 'm';
@@ -50,6 +54,7 @@ void format_config(const Instance& instance, const Schedule& s, char (&name)[kMa
   if (s.k_period) add("+k%d", s.k_period);
   if (s.max_ctas) add("+ctas%d", s.max_ctas);
   if (s.split > 1) add("+split%d", s.split);
+  if (s.tail) add("+tail%d", s.tail), add("x%d", s.ranges);
   if (s.a_policy != CachePolicy::kNormal) add("+a%s", policy_suffix(s.a_policy));
   if (s.b_policy != CachePolicy::kNormal) add("+b%s", policy_suffix(s.b_policy));
   if (s.d_policy != CachePolicy::kNormal) add("+d%s", policy_suffix(s.d_policy));

@@ -1,6 +1,7 @@
 #include "host/device.h"
 
 #include "host/pack.h"
+#include "host/tail.h"
 
 #include <cuda_runtime_api.h>
 
@@ -50,6 +51,12 @@ Status read_facts(int device, DeviceFacts& f) {
   return {};
 }
 
+// What may run before and after a product: no call of gemm() loads anything once its config is prepared.
+Status load_beside() {
+  HOPGEMM_TRY(load_pack_and_fill());
+  return load_add_tail();
+}
+
 Status load(const Instance& instance, int split, int& max_clusters) {
   const void* kernel = instance.kernel();
   RelaxedCapture relaxed;
@@ -68,7 +75,7 @@ Status load(const Instance& instance, int split, int& max_clusters) {
     cudaGetLastError();
     return cuda_failure(e, instance.name);
   }
-  return {};
+  return load_beside();
 }
 
 }  // namespace
@@ -181,8 +188,7 @@ Status warmup() {
     return cuda_failure(e, "cudaGetDevice");
   }
   for (int i = 0, clusters; i < kNumInstances; ++i) HOPGEMM_TRY(prepare(device, kInstances[i], 1, clusters));
-  RelaxedCapture relaxed;
-  return load_pack_and_fill();
+  return {};
 }
 
 }  // namespace hopgemm

@@ -11,6 +11,7 @@
 #include "host/pack.h"
 #include "host/select.h"
 #include "host/swap.h"
+#include "host/tail.h"
 #include "host/tensor_map.h"
 
 namespace hopgemm {
@@ -53,7 +54,7 @@ Status launch(const Instance& instance, const GemmParams<CUtensorMap>& params, i
 }
 
 // The same tile without a cluster, for when none fits beside what else is on the device: the same bits,
-// unless K was to be split.
+// unless K was to be in parts.
 const Instance* without_cluster(const KernelConfig& c) {
   for (int i = 0; i < kNumInstances; ++i) {
     KernelConfig twin = c;
@@ -63,15 +64,17 @@ const Instance* without_cluster(const KernelConfig& c) {
   return nullptr;
 }
 
+Status stale_plan() {
+  return failure(Code::kInvalidArgument,
+                 "hopgemm: the plan was made for other shapes, strides or alignments. Call make_plan again");
+}
+
 }  // namespace
 
 Status gemm(const Problem& problem, const Plan& plan, void* workspace, void* stream) {
   NormalProblem p;
   HOPGEMM_TRY(normalize(problem, p));
-  if (p.path != plan.path || p.a.packed_bytes + p.b.packed_bytes > plan.workspace_bytes)
-    return failure(
-        Code::kInvalidArgument,
-        "hopgemm: the plan was made for other shapes, strides or alignments. Call make_plan again");
+  if (p.path != plan.path) return stale_plan();
   if (p.path == Path::kEmpty) return {};
   if (p.path == Path::kFill) return fill(p, stream);
   if (plan.workspace_bytes > 0 && (!workspace || reinterpret_cast<uintptr_t>(workspace) % 16 != 0))
@@ -91,6 +94,7 @@ Status gemm(const Problem& problem, const Plan& plan, void* workspace, void* str
     return failure(Code::kInvalidArgument,
                    "hopgemm: the plan's config '%s' splits a K of %lld too often. Call make_plan again",
                    plan.config, static_cast<long long>(p.k));
+  if (!is_valid_tail(asked, schedule, count_blocks(asked, p), ceil_div(p.k, kTileK))) return stale_plan();
   int device, max_clusters;
   if (cudaError_t e = cudaGetDevice(&device)) {
     cudaGetLastError();
@@ -99,19 +103,25 @@ Status gemm(const Problem& problem, const Plan& plan, void* workspace, void* str
   HOPGEMM_TRY(prepare(device, *instance, schedule.split, max_clusters));
   if (max_clusters == 0) {
     instance = without_cluster(asked);
-    schedule.split = 1;
+    schedule.split = 1, schedule.tail = schedule.ranges = 0;
     if (instance) HOPGEMM_TRY(prepare(device, *instance, schedule.split, max_clusters));
     if (max_clusters == 0)
       return failure(Code::kUnsupportedDevice, "hopgemm: no CTA of config '%s' fits on GPU %d", plan.config,
                      device);
   }
   const KernelConfig& c = instance->config;
-  HOPGEMM_TRY(pack_operands(p, workspace, stream));
   swap_for(c, p);
   GemmParams<CUtensorMap> params = make_params<CUtensorMap>(p, {c, schedule});
+  const TileGrid& tiles = params.grid;
+  const int64_t packed = packed_bytes(p);
+  if (packed + sums_bytes(c, tiles) > plan.workspace_bytes) return stale_plan();
+  HOPGEMM_TRY(pack_operands(p, workspace, stream));
   HOPGEMM_TRY(encode_tensor_maps(p, c, params.a, params.b, params.d));
-  return launch(*instance, params, std::min(plan.grid, max_clusters * cluster_size(c, schedule.split)),
-                static_cast<cudaStream_t>(stream));
+  void* const sums = static_cast<char*>(workspace) + packed;
+  if (tiles.ranges > 0) HOPGEMM_TRY(encode_sums_map(c, sums, sums_rows(c, tiles), params.sums));
+  const int grid = std::min(plan.grid, max_clusters * cluster_size(c, schedule.split));
+  HOPGEMM_TRY(launch(*instance, params, grid, static_cast<cudaStream_t>(stream)));
+  return tiles.ranges > 0 ? add_tail(p, c, tiles, sums, stream) : Status{};
 }
 
 }  // namespace hopgemm

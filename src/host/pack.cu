@@ -1,8 +1,8 @@
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-#include "host/device.h"
 #include "host/pack.h"
+
+#include <algorithm>
+
+#include "host/small_kernel.h"
 
 namespace hopgemm {
 namespace {
@@ -20,10 +20,12 @@ struct PackParams {
 
 // 32 x 32 elements at a time through shared memory, so that reads follow the source's rows and writes the
 // copy's.
-__global__ void __launch_bounds__(kPackTile * 8) pack_kernel(const __grid_constant__ PackParams p) {
+__global__ void __launch_bounds__(kSmallKernelThreads) pack_kernel(const __grid_constant__ PackParams p) {
+  constexpr int kRows = kSmallKernelThreads / kPackTile;  // at a time
   __shared__ uint16_t tile[kPackTile][kPackTile + 2];
   const int x = threadIdx.x % kPackTile, y0 = threadIdx.x / kPackTile;
   const bool along_mn = p.mn_stride == 1;
+  wait_for_the_kernel_before();
   for (int64_t t = blockIdx.x; t < p.tiles; t += gridDim.x) {
     const int64_t k0 = t % p.k_tiles * kPackTile, mn0 = t / p.k_tiles % p.mn_tiles * kPackTile;
     const int64_t batch = t / (p.k_tiles * p.mn_tiles);
@@ -32,13 +34,13 @@ __global__ void __launch_bounds__(kPackTile * 8) pack_kernel(const __grid_consta
       offset += rest % p.batch[i] * p.batch_stride[i];
       rest /= p.batch[i];
     }
-    for (int y = y0; y < kPackTile; y += 8) {
+    for (int y = y0; y < kPackTile; y += kRows) {
       const int64_t mn = mn0 + (along_mn ? x : y), k = k0 + (along_mn ? y : x);
       if (mn < p.mn && k < p.k)
         tile[along_mn ? x : y][along_mn ? y : x] = p.source[offset + mn * p.mn_stride + k * p.k_stride];
     }
     __syncthreads();
-    for (int y = y0; y < kPackTile; y += 8) {
+    for (int y = y0; y < kPackTile; y += kRows) {
       const int64_t mn = mn0 + y, k = k0 + x;
       if (mn < p.mn && k < p.k) p.destination[(batch * p.mn + mn) * p.padded_k + k] = tile[y][x];
     }
@@ -52,15 +54,11 @@ struct FillParams {
   int64_t batch_inner, elements;
 };
 
-__device__ float element(const EpilogueMatrix& x, DType half, int64_t index) {
-  if (x.dtype == DType::kF32) return static_cast<const float*>(x.data)[index];
-  if (half == DType::kBF16) return __bfloat162float(static_cast<const __nv_bfloat16*>(x.data)[index]);
-  return __half2float(static_cast<const __half*>(x.data)[index]);
-}
-
-__global__ void __launch_bounds__(256) fill_kernel(const __grid_constant__ FillParams p) {
+__global__ void __launch_bounds__(kSmallKernelThreads) fill_kernel(const __grid_constant__ FillParams p) {
   const EpilogueParams& e = p.epilogue;
-  for (int64_t i = int64_t{blockIdx.x} * 256 + threadIdx.x; i < p.elements; i += int64_t{gridDim.x} * 256) {
+  wait_for_the_kernel_before();
+  for (int64_t i = int64_t{blockIdx.x} * kSmallKernelThreads + threadIdx.x; i < p.elements;
+       i += int64_t{gridDim.x} * kSmallKernelThreads) {
     const int64_t n = i % e.n, m = i / e.n % e.m, batch = i / e.n / e.m;
     const int64_t inner = batch % p.batch_inner, outer = batch / p.batch_inner;
     auto index = [&](const EpilogueMatrix& x) {
@@ -77,19 +75,8 @@ __global__ void __launch_bounds__(256) fill_kernel(const __grid_constant__ FillP
   }
 }
 
-template <class Params> Status launch(void (*kernel)(Params), Params& params, int64_t blocks, int threads,
-                                      void* stream, const char* name) {
-  constexpr int64_t kMaxBlocks = 4096;  // the kernels stride over the rest
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks < kMaxBlocks ? blocks : kMaxBlocks));
-  config.blockDim = dim3(threads);
-  config.stream = static_cast<cudaStream_t>(stream);
-  void* args[] = {&params};
-  const cudaError_t e = cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), args);
-  if (e == cudaSuccess) return {};
-  cudaGetLastError();
-  return cuda_failure(e, name);
-}
+// The kernels stride over more.
+int some_blocks(int64_t blocks) { return static_cast<int>(std::min<int64_t>(blocks, 4096)); }
 
 }  // namespace
 
@@ -106,19 +93,12 @@ Status pack(const NormalOperand& o, int64_t mn, int64_t k, void* destination, vo
     p.batch[i] = o.source_batch[i], p.batch_stride[i] = o.source.batch_stride[i];
     p.tiles *= p.batch[i];
   }
-  return launch(pack_kernel, p, p.tiles, kPackTile * 8, stream, "pack_kernel");
+  return launch_small(pack_kernel, p, some_blocks(p.tiles), stream, "pack_kernel");
 }
 
 Status load_pack_and_fill() {
-  cudaFuncAttributes attributes;
-  for (const void* kernel :
-       {reinterpret_cast<const void*>(pack_kernel), reinterpret_cast<const void*>(fill_kernel)}) {
-    if (const cudaError_t e = cudaFuncGetAttributes(&attributes, kernel)) {
-      cudaGetLastError();
-      return cuda_failure(e, "cudaFuncGetAttributes");
-    }
-  }
-  return {};
+  HOPGEMM_TRY(load_small(reinterpret_cast<const void*>(pack_kernel)));
+  return load_small(reinterpret_cast<const void*>(fill_kernel));
 }
 
 Status fill(const NormalProblem& problem, void* stream) {
@@ -127,7 +107,8 @@ Status fill(const NormalProblem& problem, void* stream) {
                problem.m * problem.n * problem.batch_inner * problem.batch_outer};
   for (const EpilogueMatrix* x : {&e.d, &e.c, &e.bias})
     if (x->data && x->dtype != DType::kF32) p.half = x->dtype;
-  return launch(fill_kernel, p, (p.elements + 255) / 256, 256, stream, "fill_kernel");
+  const int64_t blocks = (p.elements + kSmallKernelThreads - 1) / kSmallKernelThreads;
+  return launch_small(fill_kernel, p, some_blocks(blocks), stream, "fill_kernel");
 }
 
 }  // namespace hopgemm

@@ -5,10 +5,12 @@
 #include <cstring>
 
 #include "host/config_name.h"
+#include "host/measured.h"
 #include "host/normal_form.h"
 #include "host/select.h"
 #include "host/status.h"
 #include "host/swap.h"
+#include "host/tail.h"
 
 namespace hopgemm {
 namespace {
@@ -18,14 +20,15 @@ Status too_many_blocks(double blocks) {
                  blocks);
 }
 
-// A cluster that splits K gives other bits than one that does not. So a limit on SMs decides nothing about
-// the split, unless its clusters do not fit.
+// A config that cuts K gives other bits than one that does not. So a limit on SMs decides nothing about that,
+// unless its clusters do not fit.
 Choice select_within(const NormalProblem& p, const Problem& problem, const DeviceFacts& facts) {
   const int limit = sms_to_use(problem, facts);
-  const Choice whole = select(p, problem.a.dtype, facts, facts.sm_count, !problem.batch_invariant);
+  Choice whole = measured(h200_table(), p, problem.a.dtype, facts, !problem.batch_invariant);
+  if (!whole.instance) whole = select(p, problem.a.dtype, facts, facts.sm_count, !problem.batch_invariant);
   if (limit == facts.sm_count || !whole.instance) return whole;
-  const int split = whole.schedule.split;
-  if (split > 1 && cluster_size(whole.instance->config, split) <= limit) return whole;
+  const Schedule& s = whole.schedule;
+  if (parts_k(s) && cluster_size(whole.instance->config, s.split) <= limit) return whole;
   return select(p, problem.a.dtype, facts, limit, false);
 }
 
@@ -62,17 +65,26 @@ Status choose(const NormalProblem& p, const Problem& problem, const char* config
         "hopgemm: config '%s' splits K %d ways; swapped kernels take a power of two, at most %d CTAs a"
         " cluster and %d here (a step of 64 for each). Take a smaller split, or \"auto\"",
         config, choice.schedule.split, kMaxClusterSize, k_tiles);
-  if (problem.batch_invariant && choice.schedule.split > 1)
+  const double blocks = count_blocks(c, p);
+  if (!is_valid_tail(c, choice.schedule, blocks, k_tiles))
+    return failure(
+        Code::kInvalidArgument,
+        "hopgemm: config '%s' cuts the last %d tiles of %.9g into %d ranges; a tail is of a kernel that is "
+        "not"
+        " swapped, of at most %d tiles, ranges and the steps of 64 that it has (%d a tile). Take less, or"
+        " \"auto\"",
+        config, choice.schedule.tail, blocks, choice.schedule.ranges, kMaxTail, k_tiles);
+  if (problem.batch_invariant && parts_k(choice.schedule))
     return failure(Code::kInvalidArgument,
                    "hopgemm: config '%s' splits K, whose sums then depend on it, which batch_invariant rules"
-                   " out. Take one without +split",
+                   " out. Take one without +split and +tail",
                    config);
   if (problem.batch_invariant && choice.schedule.k_period)
     return failure(Code::kInvalidArgument,
                    "hopgemm: config '%s' turns the direction of K by position (+k%d), which batch_invariant"
                    " rules out. Take one without it",
                    config, choice.schedule.k_period);
-  if (count_blocks(c, p) > kMaxBlocks) return too_many_blocks(count_blocks(c, p));
+  if (blocks > kMaxBlocks) return too_many_blocks(blocks);
   if (!std::strchr(config, '+')) choice.schedule = default_schedule(c, p, sms_to_use(problem, facts));
   std::snprintf(choice.reason, sizeof choice.reason, "asked for by name");
   return {};
@@ -120,7 +132,7 @@ Status make_plan(const Problem& problem, const char* config, const DeviceFacts& 
   swap_for(chosen.kernel, p);
   const int64_t tiles = int64_t{ceil_div(p.m, chosen.kernel.tile_m)} * ceil_div(p.n, chosen.kernel.tile_n);
   const TileGrid grid =
-      make_tile_grid(chosen, p.m, p.n, static_cast<int>(p.batch_inner), static_cast<int>(p.batch_outer));
+      make_tile_grid(chosen, p.m, p.n, p.k, static_cast<int>(p.batch_inner), static_cast<int>(p.batch_outer));
   const int sm_count = sms_to_use(problem, facts),
             cluster = cluster_size(chosen.kernel, chosen.schedule.split);
   if (sm_count < cluster)
@@ -138,7 +150,8 @@ Status make_plan(const Problem& problem, const char* config, const DeviceFacts& 
   plan.tiles = tiles * p.batch_inner * p.batch_outer;
   plan.grid = grid_size(chosen, grid, sm_count);
   plan.waves = static_cast<double>(grid.num_blocks) * cluster / plan.grid;
-  plan.workspace_bytes = p.a.packed_bytes + p.b.packed_bytes;
+  plan.sums_bytes = sums_bytes(chosen.kernel, grid);
+  plan.workspace_bytes = packed_bytes(p) + plan.sums_bytes;
   return {};
 }
 

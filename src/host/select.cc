@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "host/swap.h"
+#include "host/tail.h"
 
 namespace hopgemm {
 namespace {
@@ -22,6 +23,7 @@ constexpr double kLatencyCycles = 2300;  // of a load; a ring hides as much of i
 constexpr double kIngestBytesPerCycle = 66;  // what one SM takes in when few pull
 constexpr double kDramBytesPerCycle = 2350, kL2BytesPerCycleInAll = 2600;
 constexpr double kExchangeCycles = 2600;  // of partial sums, each round
+constexpr double kAddCycles = 3500;  // until the kernel that adds a tail is at work, and until it is gone
 
 // A narrow instruction feeds the tensor cores less well (shared-memory reads of A weigh more).
 double mma_efficiency(const KernelConfig& c) {
@@ -49,26 +51,55 @@ int resident_clusters(int size, int sm_count) {
   return size <= 2 ? sm_count / size : size <= 4 ? sm_count * 10 / (11 * 4) : sm_count / 10;
 }
 
+constexpr double kFewestSteps = 4;  // of K in a range of a tail
+constexpr double kManyWaves = 8;
+
 double compulsory_bytes(const NormalProblem& p) {
   const double batch = double(p.batch_inner) * double(p.batch_outer);
   const double m = double(p.m), n = double(p.n), k = double(p.k);
   return batch * (2 * (m * k + k * n) + m * n * double(size_of(p.epilogue.d.dtype)));
 }
 
-double estimate_cycles(const KernelConfig& c, const NormalProblem& p, int sm_count, double bytes) {
-  const int clusters = resident_clusters(cluster_size(c), sm_count);
-  if (clusters == 0) return INFINITY;
-  const double waves = std::ceil(count_blocks(c, p) / clusters);
-  const double k_tiles = ceil_div(p.k, kTileK);
-  const int result_bytes = static_cast<int>(size_of(p.epilogue.d.dtype));
+// Tiles and K of a problem as one kernel deals with them.
+struct Work {
+  double blocks, clusters, k_tiles;
+  int result_bytes;
+};
+
+double estimate_cycles(const KernelConfig& c, const NormalProblem& p, const Work& w, double bytes) {
+  const double waves = std::ceil(w.blocks / w.clusters);
   // Rows that are mostly padding: 16x6144x4096 took 1.27 times what full tiles take (docs/notes, small M).
   const double padding = p.m <= kMmaM / 2 ? 1.27 : 1.0;
   const double busy =
-      padding * (waves * tile_cycles(c, k_tiles, result_bytes) + epilogue_cycles(c, result_bytes));
+      padding * (waves * tile_cycles(c, w.k_tiles, w.result_bytes) + epilogue_cycles(c, w.result_bytes));
   // These get 0.96 of what swapped kernels get from DRAM. Of two that wait for it, the less busy one is
   // faster.
   const double dram = kLaunchCycles + bytes / (0.96 * kDramBytesPerCycle);
   return busy >= dram ? busy : dram + 0.03 * busy;
+}
+
+// A tail that gives every cluster as many steps of K: the last tiles of the walk, `whole` waves before them.
+struct TailChoice {
+  int tail = 0, ranges = 0;
+  double cycles = INFINITY;
+};
+TailChoice estimate_tail(const KernelConfig& c, const NormalProblem& p, const Work& w, double bytes) {
+  const double whole = std::floor(w.blocks / w.clusters), tail = w.blocks - whole * w.clusters;
+  // After many waves the last one hardly counts, and what does is energy: walks that share panels in L2.
+  if (whole >= kManyWaves || tail == 0 || tail > kMaxTail || tail * w.k_tiles > 1 << 30) return {};
+  // At least so many steps a range, that its epilogue is worth it.
+  const double ranges = std::min(w.clusters, std::floor(tail * w.k_tiles / kFewestSteps));
+  if (ranges <= tail) return {};
+  const double steps = std::ceil(tail * w.k_tiles / ranges), parts = tail + ranges - 1;
+  const double sums = parts * cluster_size(c) * c.tile_m * c.tile_n * sizeof(float);
+  if (sums > double(kMaxSumsBytes)) return {};
+  // A range ends inside a tile: most have parts of two.
+  const double range = tile_cycles(c, steps, sizeof(float)) + epilogue_cycles(c, sizeof(float));
+  const double padding = p.m <= kMmaM / 2 ? 1.27 : 1.0;
+  const double busy = padding * (whole * tile_cycles(c, w.k_tiles, w.result_bytes) + range);
+  const double dram = kLaunchCycles + bytes / (0.96 * kDramBytesPerCycle);
+  const double add = kAddCycles + 2 * sums / kL2BytesPerCycleInAll;
+  return {static_cast<int>(tail), static_cast<int>(ranges), add + (busy >= dram ? busy : dram + 0.03 * busy)};
 }
 
 // Swapped kernels: bandwidth and latency. A step takes as long as its bytes need to come in, as the ring
@@ -110,7 +141,7 @@ int grid_size(const Config& config, const TileGrid& tiles, int sm_count) {
   const int size = cluster_size(config.kernel, config.schedule.split);
   int ctas = sm_count;
   if (config.schedule.max_ctas) ctas = std::min(ctas, config.schedule.max_ctas);
-  return std::max(1, std::min(tiles.num_blocks, ctas / size)) * size;
+  return std::max(1, std::min(num_items(tiles), ctas / size)) * size;
 }
 
 // A pool of a multiple of 8 CTAs lets waves fall together with the strips, so that a wave finds in L2 what
@@ -126,16 +157,16 @@ Schedule default_schedule(const KernelConfig& c, const NormalProblem& p, int sm_
   return s;
 }
 
-Choice select(const NormalProblem& p, DType dtype, const DeviceFacts& facts, int sm_count, bool splits) {
+Choice select(const NormalProblem& p, DType dtype, const DeviceFacts& facts, int sm_count, bool parts) {
   Choice best{};
   best.fewest_blocks = INFINITY;
   double best_cycles = INFINITY;
-  int best_split = 1;
+  Schedule best_cut;
   const int k_tiles = ceil_div(p.k, kTileK), width = swapped_width(p);
   const double bytes = compulsory_bytes(p);
-  auto consider = [&](const Instance& instance, int split, double cycles) {
+  auto consider = [&](const Instance& instance, double cycles, const Schedule& cut) {
     if (cycles >= best_cycles) return;
-    best_cycles = cycles, best.instance = &instance, best_split = split;
+    best_cycles = cycles, best.instance = &instance, best_cut = cut;
   };
   for (int i = 0; i < kNumInstances; ++i) {
     const KernelConfig& c = kInstances[i].config;
@@ -144,15 +175,22 @@ Choice select(const NormalProblem& p, DType dtype, const DeviceFacts& facts, int
     best.fewest_blocks = std::min(best.fewest_blocks, blocks);
     if (blocks > kMaxBlocks) continue;
     if (!is_swapped(c)) {
-      consider(kInstances[i], 1, estimate_cycles(c, p, sm_count, bytes));
+      const Work work{blocks, double(resident_clusters(cluster_size(c), sm_count)), double(k_tiles),
+                      static_cast<int>(size_of(p.epilogue.d.dtype))};
+      if (work.clusters == 0) continue;
+      consider(kInstances[i], estimate_cycles(c, p, work, bytes), {});
+      if (!parts) continue;
+      const TailChoice tail = estimate_tail(c, p, work, bytes);
+      consider(kInstances[i], tail.cycles, {.tail = tail.tail, .ranges = tail.ranges});
     } else if (c.tile_n == width) {
-      for (int split = 1; is_valid_split(c, split, k_tiles) && (split == 1 || splits); split *= 2)
-        consider(kInstances[i], split, estimate_swapped_cycles(c, split, p, sm_count, bytes));
+      for (int split = 1; is_valid_split(c, split, k_tiles) && (split == 1 || parts); split *= 2)
+        consider(kInstances[i], estimate_swapped_cycles(c, split, p, sm_count, bytes), {.split = split});
     }
   }
   if (!best.instance) return best;
-  best.schedule = default_schedule(best.instance->config, p, sm_count);
-  best.schedule.split = best_split;
+  if (best_cut.tail == 0) best.schedule = default_schedule(best.instance->config, p, sm_count);
+  best.schedule.split = best_cut.split, best.schedule.tail = best_cut.tail,
+  best.schedule.ranges = best_cut.ranges;
   std::snprintf(best.reason, sizeof best.reason, "cost model: %lld cycles on %d SMs",
                 std::llround(best_cycles), sm_count);
   return best;

@@ -18,8 +18,8 @@ inline int sms_to_use(const Problem& p, const DeviceFacts& facts) {
   return p.sm_limit > 0 ? std::min(p.sm_limit, facts.sm_count) : facts.sm_count;
 }
 
-// `splits`: may K be split, so that a sum depends on the config?
-Choice select(const NormalProblem& problem, DType dtype, const DeviceFacts& facts, int sm_count, bool splits);
+// `parts`: may K be summed in parts, so that a sum depends on the config?
+Choice select(const NormalProblem& problem, DType dtype, const DeviceFacts& facts, int sm_count, bool parts);
 
 // The walk that suits a kernel on a problem; what select() gives and what a config named without a schedule
 // gets.

@@ -86,4 +86,10 @@ Status encode_tensor_maps(const NormalProblem& p, const KernelConfig& config, CU
   return encode(shape, CU_TENSOR_MAP_L2_PROMOTION_NONE, "out", d);
 }
 
+Status encode_sums_map(const KernelConfig& c, const void* data, int64_t rows, CUtensorMap& sums) {
+  const int across = static_cast<int>(kSwizzleBytes / sizeof(float));
+  const MapShape shape{DType::kF32, data, c.tile_n, rows, c.tile_n, 1, 0, 1, 0, across, kMmaM};
+  return encode(shape, CU_TENSOR_MAP_L2_PROMOTION_NONE, "the sums of a tail", sums);
+}
+
 }  // namespace hopgemm

@@ -73,7 +73,7 @@ Status plan_tuned(const Problem& problem, const char* config, const DeviceFacts&
     if (configs != current->end() && tuning_key(problem, facts, key)) {
       const auto found = configs->second.find(key);
       if (found != configs->second.end() && !is_automatic(found->second.c_str()) &&
-          make_plan(problem, found->second.c_str(), facts, plan).ok()) {
+          make_plan(problem, found->second.c_str(), facts, plan).ok() && plan.sums_bytes <= kMaxSumsBytes) {
         std::snprintf(plan.reason, sizeof plan.reason, "tuned on this card");
         return {};
       }

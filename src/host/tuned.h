@@ -32,8 +32,8 @@ HOPGEMM_API bool tuning_key(const Problem& problem, const DeviceFacts& facts, Tu
 // Replaces the table; empty: none. Calls that are being planned keep the old one.
 HOPGEMM_API void set_tuned(const std::vector<TunedConfig>& configs);
 
-// make_plan(), but where `config` is "" or "auto" the table answers first. An entry that make_plan() refuses
-// counts as absent.
+// make_plan(), but where `config` is "" or "auto" the table answers first. An entry that make_plan() refuses,
+// or with sums above kMaxSumsBytes, counts as absent.
 HOPGEMM_API Status plan_tuned(const Problem& problem, const char* config, const DeviceFacts& facts,
                               Plan& plan);
 

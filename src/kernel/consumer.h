@@ -46,9 +46,7 @@ template <class Hw> HOPGEMM_DEVICE void consume(Hw& hw, const GemmParams<typenam
   constexpr KernelConfig kConfig = Hw::kKernelConfig;
   const int consumer = hw.consumer();
   const uint32_t peers = peer_mask(kConfig, hw.cta_rank());
-  const int k_tiles = is_swapped(kConfig)
-                          ? k_steps(p.k_tiles, p.split, split_index(kConfig, hw.cta_rank())).count
-                          : p.k_tiles;
+  const int split_steps = k_steps(p.k_tiles, p.split, split_index(kConfig, hw.cta_rank())).count;
   typename Hw::Accumulator acc;
   PipelineState<kConfig.num_stages> state;
   StagingState staging;
@@ -60,27 +58,33 @@ template <class Hw> HOPGEMM_DEVICE void consume(Hw& hw, const GemmParams<typenam
        tiles.next()) {
     const bool mine = is_cooperative(kConfig) || owner == consumer;
     owner ^= 1;
+    const int k_tiles = is_swapped(kConfig) ? split_steps : tiles.piece().k_count;
     if (!mine) {
       state.advance(k_tiles);
       continue;
     }
+    if constexpr (is_cooperative(kConfig) && !is_swapped(kConfig)) {
+      Tile t;
+      main_loop<kPieces<kConfig, 64>>(hw, acc, state, k_tiles, peers, [&](int piece) {
+        store_rounded(hw, rounded, piece, p, staging);
+        if (piece < kPieces<kConfig, 64> - 1) return;
+        t = tiles.output();  // not earlier: until now the last tile's result took the registers
+        t.m += consumer * consumer_m(kConfig);
+      });
+      epilogue(hw, acc, t, p, staging, rounded);
+      continue;
+    }
+    const Tile t = tiles.output();
     if constexpr (!is_cooperative(kConfig)) {
       // The tensor cores are the other one's until it has issued its last wgmma.
       hw.wait(hw.turn(consumer), turn_phase);
       turn_phase ^= 1;
     }
-    Tile t = tiles.tile();
+    main_loop<0>(hw, acc, state, k_tiles, peers, [](int) {});
     if constexpr (is_swapped(kConfig)) {
-      main_loop<0>(hw, acc, state, k_tiles, peers, [](int) {});
       exchange(hw, acc, t, p, exchange_phase);
       exchange_phase ^= 1;
-    } else if constexpr (is_cooperative(kConfig)) {
-      t.m += consumer * consumer_m(kConfig);
-      main_loop<kPieces<kConfig, 64>>(hw, acc, state, k_tiles, peers,
-                                      [&](int piece) { store_rounded(hw, rounded, piece, p, staging); });
-      epilogue(hw, acc, t, p, staging, rounded);
     } else {
-      main_loop<0>(hw, acc, state, k_tiles, peers, [](int) {});
       epilogue(hw, acc, t, p, staging, rounded);
     }
   }

@@ -2,6 +2,8 @@
 // memory, and let TMA carry it away while the next piece is staged. What TMA cannot write leaves the staging
 // buffer by plain stores.
 //
+// The sums of a part of a tile leave as they are, to their place in the matrix of sums.
+//
 // Cooperative consumers share a tile, so that no other math runs under their epilogue: they keep a 16-bit
 // result in registers, half as many as its sums took, and stage it between the steps of the next tile's main
 // loop.
@@ -33,13 +35,14 @@ HOPGEMM_DEVICE void store_piece(Hw& hw, const Values& values, int index, const T
   constexpr int kAcross = Hw::kKernelConfig.tile_n / kColumns;
   const int row = index / kAcross, piece = index % kAcross;
   const int m = t.m + row * kMmaM, n = t.n + piece * kColumns;
+  const auto& map = kColumns == 32 && t.is_part ? p.sums : p.d;
   hw.template store_wait_read<kStagingSlots -
                               1>();  // the slot's last reader is done; all threads of the consumer agree
   hw.template stage<kColumns>(values, row, piece, staging.slot);
-  if (n + kColumns <= p.epilogue.tma_columns) {
+  if (n + kColumns <= p.epilogue.tma_columns || (kColumns == 32 && t.is_part)) {
     hw.fence_proxy_async();  // HAZARD: without it TMA may read what was there before
     hw.consumer_sync();
-    hw.store(p.d, staging.slot, n, m, t.batch_inner, t.batch_outer, p.d_policy);
+    hw.store(map, staging.slot, n, m, t.batch_inner, t.batch_outer, p.d_policy);
   } else {
     hw.template store_direct<kColumns>(p.epilogue, staging.slot, m, n, t);
   }
@@ -58,8 +61,8 @@ template <class Hw> HOPGEMM_DEVICE void epilogue(Hw& hw, typename Hw::Accumulato
                                                  const GemmParams<typename Hw::TensorMap>& p,
                                                  StagingState& staging, RoundedTile<Hw>& rounded) {
   constexpr KernelConfig kConfig = Hw::kKernelConfig;
-  if (p.epilogue.scaled) hw.scale(acc, p.epilogue, t);
-  if (p.epilogue.d.dtype == DType::kF32) {
+  if (p.epilogue.scaled && !t.is_part) hw.scale(acc, p.epilogue, t);
+  if (p.epilogue.d.dtype == DType::kF32 || t.is_part) {
     HOPGEMM_UNROLL
     for (int i = 0; i < kPieces<kConfig, 32>; ++i) store_piece<32>(hw, acc, i, t, p, staging);
   } else {

@@ -37,6 +37,7 @@ struct EpilogueParams {
 
 template <class TensorMap> struct GemmParams {
   TensorMap a, b, d;  // rank 4: {unit-stride dimension, the other, inner batch, outer batch}
+  TensorMap sums;  // of the tail's parts: fp32, tile_n columns, part after part; unset without a tail
   TileGrid grid;
   int k_tiles;
   int split;  // CTAs of a cluster that share the K of a tile

@@ -22,28 +22,42 @@ HOPGEMM_DEVICE void load_operand(Hw& hw, const TensorMap& map, int stage, int st
   }
 }
 
-template <class Hw> HOPGEMM_DEVICE void produce(Hw& hw, const GemmParams<typename Hw::TensorMap>& p) {
+// What a CTA's loads of a tile have in common. `k`: the step of K.
+template <class Hw, int kStages>
+HOPGEMM_DEVICE void load_step(Hw& hw, const GemmParams<typename Hw::TensorMap>& p, const Tile& t, int k,
+                              PipelineState<kStages>& state) {
   constexpr KernelConfig kConfig = Hw::kKernelConfig;
   constexpr OperandTile kA = a_tile(kConfig), kB = b_tile(kConfig);
   const int rank = hw.cta_rank();
-  const int a_slice = cluster_n_index(kConfig, rank), b_slice = cluster_m_index(kConfig, rank);
-  const uint32_t a_mask = a_multicast_mask(kConfig, rank), b_mask = b_multicast_mask(kConfig, rank);
-  const KSteps own = k_steps(p.k_tiles, p.split, split_index(kConfig, rank));
+  producer_acquire(hw, state, tx_bytes(kConfig));
+  load_operand<kA>(hw, p.a, state.stage, a_offset(kConfig, state.stage), cluster_n_index(kConfig, rank),
+                   a_multicast_mask(kConfig, rank), t.m, k * kTileK, t.batch_inner * p.a_batch_inner,
+                   t.batch_outer * p.a_batch_outer, p.a_policy);
+  load_operand<kB>(hw, p.b, state.stage, b_offset(kConfig, state.stage), cluster_m_index(kConfig, rank),
+                   b_multicast_mask(kConfig, rank), t.n, k * kTileK, t.batch_inner * p.b_batch_inner,
+                   t.batch_outer * p.b_batch_outer, p.b_policy);
+  state.advance();
+}
+
+template <class Hw> HOPGEMM_DEVICE void produce(Hw& hw, const GemmParams<typename Hw::TensorMap>& p) {
+  constexpr KernelConfig kConfig = Hw::kKernelConfig;
+  const KSteps share = k_steps(p.k_tiles, p.split, split_index(kConfig, hw.cta_rank()));
   PipelineState<kConfig.num_stages> state;
-  for (TileScheduler<kConfig> tiles(p.grid, hw.cluster(), hw.num_clusters(), rank); tiles.valid();
-       tiles.next()) {
+  TileScheduler<kConfig> tiles(p.grid, hw.cluster(), hw.num_clusters(), hw.cta_rank());
+  for (; tiles.is_whole(); tiles.next()) {
     const Tile t = tiles.tile();
     // Asked for again at every step: what comes from the parameters needs no register, of which there are 24.
-    const auto steps = [&] { return is_swapped(kConfig) ? own : KSteps{0, p.k_tiles, 1}; };
+    const auto steps = [&] { return is_swapped(kConfig) ? share : KSteps{0, p.k_tiles, 1}; };
     for (int i = 0; i < steps().count; ++i) {
       const int position = t.k_reversed ? steps().count - 1 - i : i;
-      const int k = (steps().first + position * steps().step) * kTileK;
-      producer_acquire(hw, state, tx_bytes(kConfig));
-      load_operand<kA>(hw, p.a, state.stage, a_offset(kConfig, state.stage), a_slice, a_mask, t.m, k,
-                       t.batch_inner * p.a_batch_inner, t.batch_outer * p.a_batch_outer, p.a_policy);
-      load_operand<kB>(hw, p.b, state.stage, b_offset(kConfig, state.stage), b_slice, b_mask, t.n, k,
-                       t.batch_inner * p.b_batch_inner, t.batch_outer * p.b_batch_outer, p.b_policy);
-      state.advance();
+      load_step(hw, p, t, steps().first + position * steps().step, state);
+    }
+  }
+  if constexpr (!is_swapped(kConfig)) {
+    for (; tiles.valid(); tiles.next()) {
+      const Tile t = tiles.tile();
+      HOPGEMM_NO_UNROLL
+      for (int k = t.k_first, end = k + t.k_count; k < end; ++k) load_step(hw, p, t, k, state);
     }
   }
 }

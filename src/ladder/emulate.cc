@@ -29,7 +29,7 @@ HOPGEMM_API int64_t hopgemm_emulate_rung(int64_t index, int64_t dtype, int64_t m
   config.kernel.dtype = static_cast<DType>(dtype);
   const ladder::Call call{config.kernel.dtype, a, b, d, static_cast<int>(m), static_cast<int>(n),
                           static_cast<int>(k)};
-  const int cluster = cluster_size(config.kernel), blocks = make_tile_grid(config, m, n, 1, 1).num_blocks;
+  const int cluster = cluster_size(config.kernel), blocks = make_tile_grid(config, m, n, k, 1, 1).num_blocks;
   const int pool = std::max(1, static_cast<int>(sm_count) / cluster);
   emulated::Launch launch = emulated::make_launch(
       ladder::normal_problem(call), config, (rung.persistent ? std::min(blocks, pool) : blocks) * cluster);

@@ -1,6 +1,11 @@
 // Which CTA does which tile in which order: a pure function of coordinates and Schedule, the same on GPU,
-// host, emulator. The grid is a fixed pool; cluster i takes tiles i, i + pool, ... No counter, no atomics, no
+// host, emulator. The grid is a fixed pool; cluster i takes items i, i + pool, ... No counter, no atomics, no
 // state beyond an index.
+//
+// An item is a whole tile, or a range of the tail: of the last tiles, whose steps of K lie end to end and are
+// cut into ranges of one length, so that as many clusters as there are ranges share what would keep few of
+// them busy (stream-K). The sums of each part of a tile go to a place of their own; host/tail.h says who adds
+// them up.
 #pragma once
 #include "config/config.h"
 #include "hw/device.h"
@@ -15,6 +20,9 @@ struct TileGrid {
   int group;
   int k_period;
   bool along_m;
+  int k_tiles;  // steps of K of a tile
+  int whole;  // tiles before the tail
+  int ranges, range_steps;  // of the tail; the last range may be shorter
 };
 
 struct Block {  // one cluster tile
@@ -25,26 +33,36 @@ struct Block {  // one cluster tile
 struct Tile {  // one CTA's tile: first row and column, in elements; may lie wholly out of range
   int m, n, batch_inner, batch_outer;
   bool k_reversed;
+  int k_first, k_count;  // the steps of K that are summed
+  bool is_part;
 };
 
 HOPGEMM_HOST_DEVICE constexpr int ceil_div(int64_t x, int64_t y) { return static_cast<int>((x + y - 1) / y); }
 
-HOPGEMM_HOST_DEVICE constexpr TileGrid make_tile_grid(const Config& config, int64_t m, int64_t n,
+HOPGEMM_HOST_DEVICE constexpr TileGrid make_tile_grid(const Config& config, int64_t m, int64_t n, int64_t k,
                                                       int batch_inner, int batch_outer) {
-  const KernelConfig& k = config.kernel;
-  const int m_blocks = ceil_div(m, k.tile_m * k.cluster_m), n_blocks = ceil_div(n, k.tile_n * k.cluster_n);
+  const KernelConfig& c = config.kernel;
+  const int m_blocks = ceil_div(m, c.tile_m * c.cluster_m), n_blocks = ceil_div(n, c.tile_n * c.cluster_n);
   const int across = config.schedule.along_m ? n_blocks : m_blocks;
   const int group =
       config.schedule.group < across ? config.schedule.group : across;  // so that group * length fits
+  const int blocks = m_blocks * n_blocks * batch_inner * batch_outer, k_tiles = ceil_div(k, kTileK);
+  const Schedule& s = config.schedule;
+  const int range_steps = s.tail > 0 ? ceil_div(s.tail * k_tiles, s.ranges) : 0;
   return {m_blocks,
           n_blocks,
           batch_inner,
           batch_outer,
-          m_blocks * n_blocks * batch_inner * batch_outer,
+          blocks,
           group,
-          config.schedule.k_period,
-          config.schedule.along_m};
+          s.k_period,
+          s.along_m,
+          k_tiles,
+          blocks - s.tail,
+          s.tail > 0 ? ceil_div(s.tail * k_tiles, range_steps) : 0,
+          range_steps};
 }
+HOPGEMM_HOST_DEVICE constexpr int num_items(const TileGrid& g) { return g.whole + g.ranges; }
 
 // Strips run to and fro (a boustrophedon): the last tiles of one strip are next to the first of the following
 // one.
@@ -69,26 +87,83 @@ HOPGEMM_HOST_DEVICE constexpr Block block_at(const TileGrid& g, int index) {
   return {g.along_m ? y : x, g.along_m ? x : y, product % g.batch_inner, product / g.batch_inner, reversed};
 }
 
+// A block, or a part of one: that which a range of the tail has of it.
+struct Piece {
+  int block, k_first, k_count;
+  int part;  // its number in the order of the tail; -1: the block is whole
+};
+
+// A place in the walk: the number of a whole tile, or g.whole and the steps of K of the tail before it.
+HOPGEMM_HOST_DEVICE constexpr int tail_steps(const TileGrid& g) {
+  return (g.num_blocks - g.whole) * g.k_tiles;
+}
+HOPGEMM_HOST_DEVICE constexpr int place_of_item(const TileGrid& g, int item) {
+  return item < g.whole ? item : g.whole + (item - g.whole) * g.range_steps;
+}
+HOPGEMM_HOST_DEVICE constexpr Piece piece_at(const TileGrid& g, int place) {
+  if (place < g.whole) return {place, 0, g.k_tiles, -1};
+  const int step = place - g.whole, range = step / g.range_steps, block = step / g.k_tiles;
+  const int left_of_range = (range + 1) * g.range_steps - step,
+            left_of_block = (block + 1) * g.k_tiles - step;
+  const int left = tail_steps(g) - step;  // the last range may be shorter
+  const int count = left_of_block < left_of_range ? left_of_block
+                    : left_of_range < left        ? left_of_range
+                                                  : left;
+  // Every step into the next block or range is one part further.
+  return {g.whole + block, step - block * g.k_tiles, count, range + block};
+}
+
+// First row of a CTA's part in the matrix of sums, which is tile_n columns wide.
+HOPGEMM_HOST_DEVICE constexpr int64_t part_row(const KernelConfig& c, int part, int cta_rank) {
+  return (int64_t{part} * cluster_size(c) + cta_rank) * c.tile_m;
+}
+
+// Where a CTA's tile of a block begins, in elements.
+struct Origin {
+  int m, n;
+};
+HOPGEMM_HOST_DEVICE constexpr Origin origin_of(const KernelConfig& c, const Block& b, int cta_rank) {
+  const int rank = cta_rank % cluster_size(c);  // the CTAs of a split share a tile
+  return {(b.m * c.cluster_m + rank % c.cluster_m) * c.tile_m,
+          (b.n * c.cluster_n + rank / c.cluster_m) * c.tile_n};
+}
+
 template <KernelConfig kConfig> class TileScheduler {
  public:
   HOPGEMM_DEVICE TileScheduler(const TileGrid& grid, int cluster, int num_clusters, int cta_rank)
       : grid_(grid),
-        index_(cluster),
-        step_(num_clusters),
+        place_(place_of_item(grid, cluster)),
+        num_clusters_(num_clusters),
         cta_rank_(cta_rank) {}
-  HOPGEMM_DEVICE bool valid() const { return index_ < grid_.num_blocks; }
-  HOPGEMM_DEVICE void next() { index_ += step_; }
+  HOPGEMM_DEVICE bool valid() const { return place_ < grid_.whole + tail_steps(grid_); }
+  HOPGEMM_DEVICE bool is_whole() const { return place_ < grid_.whole; }
+  HOPGEMM_DEVICE void next() {
+    if (is_whole()) {
+      place_ = place_of_item(grid_, place_ + num_clusters_);
+    } else {
+      place_ += piece().k_count;
+      if ((place_ - grid_.whole) % grid_.range_steps == 0) place_ += (num_clusters_ - 1) * grid_.range_steps;
+    }
+  }
+  HOPGEMM_DEVICE Piece piece() const { return piece_at(grid_, place_); }
+  // Where the operands lie.
   HOPGEMM_DEVICE Tile tile() const {
-    const Block b = block_at(grid_, index_);
-    const int m = b.m * kConfig.cluster_m + cta_rank_ % kConfig.cluster_m;
-    const int n = b.n * kConfig.cluster_n +
-                  (is_swapped(kConfig) ? cta_rank_ % cluster_size(kConfig) : cta_rank_) / kConfig.cluster_m;
-    return {m * kConfig.tile_m, n * kConfig.tile_n, b.batch_inner, b.batch_outer, b.k_reversed};
+    const Piece p = piece();
+    const Block b = block_at(grid_, p.block);
+    const Origin o = origin_of(kConfig, b, cta_rank_);
+    return {o.m, o.n, b.batch_inner, b.batch_outer, b.k_reversed, p.k_first, p.k_count, p.part >= 0};
+  }
+  // Where the sums go: into the result, or to their place in the matrix of sums.
+  HOPGEMM_DEVICE Tile output() const {
+    const Piece p = piece();
+    if (p.part < 0) return tile();
+    return {
+        static_cast<int>(part_row(kConfig, p.part, cta_rank_)), 0, 0, 0, false, p.k_first, p.k_count, true};
   }
 
  private:
   const TileGrid& grid_;
-  int index_, step_, cta_rank_;
+  int place_, num_clusters_, cta_rank_;
 };
 
 }  // namespace hopgemm

@@ -1,8 +1,10 @@
 #include "emulator_case.h"
 
+#include <cmath>
 #include <cstdio>
 
 #include "host/swap.h"
+#include "host/tail.h"
 
 namespace hopgemm::test {
 namespace {
@@ -16,12 +18,13 @@ int round_up(int x, int to) { return (x + to - 1) / to * to; }
 
 std::string Case::describe() const {
   char text[256];
-  std::snprintf(text, sizeof text,
-                "m %d n %d k %d batch %d%s%s out %s store %s%s%s alpha %g ctas %d %c%d k_period %d split %d",
-                m, n, k, batch, share_a ? " shared a" : "", share_b ? " shared b" : "", name_of(out),
-                store == Store::kTma ? "tma" : "direct", c ? " c" : "", bias ? " bias" : "",
-                static_cast<double>(alpha), num_ctas, schedule.along_m ? 'm' : 'n', schedule.group,
-                schedule.k_period, schedule.split);
+  std::snprintf(
+      text, sizeof text,
+      "m %d n %d k %d batch %d%s%s out %s store %s%s%s alpha %g ctas %d %c%d k_period %d split %d tail %dx%d",
+      m, n, k, batch, share_a ? " shared a" : "", share_b ? " shared b" : "", name_of(out),
+      store == Store::kTma ? "tma" : "direct", c ? " c" : "", bias ? " bias" : "", static_cast<double>(alpha),
+      num_ctas, schedule.along_m ? 'm' : 'n', schedule.group, schedule.k_period, schedule.split,
+      schedule.tail, schedule.ranges);
   return text;
 }
 
@@ -117,11 +120,15 @@ std::string Product::run(Kernel kernel, uint64_t seed, std::vector<emulated::Eve
       (normal.epilogue.tma_columns > 0) != (c.store == Store::kTma))
     return "the case does not reach the path it is meant for";
   swap_for(config_, normal);
-  emulated::Launch launch = emulated::make_launch(normal, {config_, c.schedule}, c.num_ctas);
+  const TileGrid grid = emulated::make_launch(normal, {config_, c.schedule}, c.num_ctas).params.grid;
+  std::vector<float> sums(sums_bytes(config_, grid) / sizeof(float), NAN);
+  emulated::Launch launch =
+      emulated::make_launch(normal, {config_, c.schedule}, c.num_ctas, sums.empty() ? nullptr : sums.data());
   launch.seed = seed, launch.log = events != nullptr, launch.find_races = find_races;
   const emulated::Result result = kernel(launch);
   if (events) *events = result.events;
   if (!result.ok()) return result.failure;
+  if (!sums.empty()) emulated::add_tail(normal, config_, grid, sums.data());
   if (d_ == expected_) return "";
   const int64_t first = std::mismatch(d_.begin(), d_.end(), expected_.begin()).first - d_.begin();
   const int64_t index = first / size_of(c.out) - kPad, in_batch = index % d_batch_stride_;

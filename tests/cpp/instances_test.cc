@@ -42,7 +42,18 @@ std::vector<Named> cases(const KernelConfig& config) {
   Case& direct = add("direct store, along N");
   direct.m = m / 2 + 1, direct.n = n + 7, direct.k = 70, direct.store = Store::kDirect;
   direct.schedule.along_m = false, direct.schedule.group = 1, direct.num_ctas = 2 * size;
-  if (is_swapped(c)) {
+  if (!is_swapped(c)) {
+    Case& tail = add("a tail in ranges that end inside its tiles, after whole ones; C and bias");
+    tail.m = 2 * m + 3, tail.n = n + 9, tail.k = 4 * kTileK + 5, tail.c = tail.bias = true;
+    tail.schedule.tail = 3, tail.schedule.ranges = 4, tail.num_ctas = 2 * size;
+    Case& many = add("everything is tail, with more parts a tile than one thread adds; batches");
+    many.m = c.tile_m - 3, many.k = 11 * kTileK, many.batch = 2, many.out = other;
+    many.schedule.tail = 2, many.schedule.ranges = 22, many.num_ctas = size;
+    Case& long_ranges = add("ranges of several tiles, one SM");
+    long_ranges.m = 3 * m, long_ranges.k = 2 * kTileK, long_ranges.n = n + 3,
+    long_ranges.store = Store::kDirect;
+    long_ranges.schedule.tail = 5, long_ranges.schedule.ranges = 2, long_ranges.num_ctas = size;
+  } else {
     const int most = kMaxClusterSize / size;
     Case& split = add("K split over a whole cluster, two tiles each, C and bias");
     split.m = c.tile_m + 3, split.n = 3 * n - 9, split.k = (most + 1) * kTileK + 9,

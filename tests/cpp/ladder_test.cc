@@ -30,7 +30,7 @@ std::vector<Case> cases(const EmulatedRung& rung, DType dtype) {
     x.k = k_tiles * kTileK;
     x.out = dtype;
     x.schedule = rung.schedule;
-    const int blocks = make_tile_grid({c, x.schedule}, x.m, x.n, 1, 1).num_blocks;
+    const int blocks = make_tile_grid({c, x.schedule}, x.m, x.n, x.k, 1, 1).num_blocks;
     x.num_ctas = (rung.persistent ? std::min(blocks, 2) : blocks) * cluster_size(c);
     all.push_back(x);
   }

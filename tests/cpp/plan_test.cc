@@ -271,6 +271,8 @@ void check_names() {
                                .k_period = k_period,
                                .max_ctas = max_ctas,
                                .split = 1 + k_period % 3,
+                               .tail = max_ctas,
+                               .ranges = max_ctas,
                                .a_policy = policy,
                                .b_policy = policies[group % 3],
                                .d_policy = policies[max_ctas % 3]};
@@ -280,7 +282,7 @@ void check_names() {
               Schedule t;
               CHECK(parse_config(name, instance, t) && instance == &kInstances[i]);
               CHECK(t.along_m == along_m && t.group == group && t.k_period == k_period &&
-                    t.max_ctas == max_ctas && t.split == s.split);
+                    t.max_ctas == max_ctas && t.split == s.split && t.tail == s.tail && t.ranges == s.ranges);
               CHECK(t.a_policy == s.a_policy && t.b_policy == s.b_policy && t.d_policy == s.d_policy);
               format_config(*instance, t, again);
               CHECK(!std::strcmp(name, again));
@@ -288,10 +290,16 @@ void check_names() {
   }
   CHECK(!config_name(-1) && !config_name(kNumInstances));
   const std::string good = "bf16_kn_128x128x64_c1x1_s6_pingpong";
-  for (std::string suffix :
-       {"+",   "+x8",   "+m",     "+m0",    "+m-1",    "+m+8",    "+m8x", "+m 8", "+m99999999999",
-        "+k",  "+ctas", "+ctas0", "+split", "+split0", "+splitx", "+af+", "+cf",  "+a",
-        "+ax", "++m8",  "x",      "_",      " "})
+  for (std::string suffix : {"+",        "+x8",      "+m",
+                             "+m0",      "+m-1",     "+m+8",
+                             "+m8x",     "+m 8",     "+m99999999999",
+                             "+k",       "+ctas",    "+tail",
+                             "+tail3",   "+tail3x",  "+tailx3",
+                             "+tail0x1", "+tail1x0", "+tail1+m8x1",
+                             "+ctas0",   "+split",   "+split0",
+                             "+splitx",  "+af+",     "+cf",
+                             "+a",       "+ax",      "++m8",
+                             "x",        "_",        " "})
     refuse(row_major(64, 64, 64), {"is unknown", "\"auto\""}, (good + suffix).c_str());
   for (const std::string& name :
        {std::string("no"), good.substr(0, 20), good + std::string(500, '+'), good + std::string(4000, 'x')})
@@ -345,7 +353,7 @@ void check_splits() {
   p.sm_limit = 0, p.batch_invariant = true;
   refuse(p, {"batch_invariant", "+split8"}, (swapped + "+split8").c_str());
   // A limit on SMs does not change the bits, as long as the split's clusters fit.
-  p = row_major(16, 4096, 14336);
+  p = row_major(16, 4096, 10240);
   for (int limit : {0, 4, 16, 64, 131}) {
     p.sm_limit = limit;
     CHECK(std::strstr(plan_of(p).config, "+split2"));
@@ -354,12 +362,43 @@ void check_splits() {
   CHECK(!std::strstr(plan_of(p).config, "+split"));
 }
 
+// A tail has tiles, ranges, steps; its sums lie in the workspace, behind packed operands.
+void check_tails() {
+  const std::string plain = "bf16_kn_128x128x64_c1x1_s6_pingpong";
+  Problem p = row_major(512, 504, 4096);  // 16 tiles of 64 steps
+  const Plan all = plan_of(p, (plain + "+tail16x128").c_str());
+  CHECK(all.tiles == 16 && all.grid == 128 && all.workspace_bytes == (16 + 128 - 1) * 128 * 128 * 4);
+  CHECK(all.sums_bytes == all.workspace_bytes && plan_of(p, plain.c_str()).workspace_bytes == 0);
+  const Plan some = plan_of(p, (plain + "+tail3x7").c_str());  // 192 steps in ranges of 28
+  CHECK(some.grid == 13 + 7 && some.workspace_bytes == (3 + 7 - 1) * 128 * 128 * 4);
+  refuse(p, {"last 17 tiles of 16", "64 a tile"}, (plain + "+tail17x20").c_str());
+  refuse(p, {"into 1025 ranges"}, (plain + "+tail16x1025").c_str());
+  refuse(p, {"into 5000 ranges"}, (plain + "+tail16x5000").c_str());
+  refuse(p, {"not swapped"}, "bf16_kn_16x128x64_c1x1_s11_swap+tail1x2");
+  const Plan packed = plan_of(row_major(512, 504, 4095), "bf16_kn_128x128x64_c1x1_s6_pingpong+tail16x128");
+  CHECK(packed.pack_a && packed.workspace_bytes == packed.sums_bytes + 512 * 4096 * 2);
+  p.batch_invariant = true;
+  refuse(p, {"batch_invariant", "+tail16x128"}, (plain + "+tail16x128").c_str());
+  // A long K and few tiles: most SMs would have nothing to do. A limit on SMs does not change the bits.
+  p = row_major(448, 448, 40960);
+  const Plan whole = plan_of(p);
+  const char* const tail = std::strstr(whole.config, "+tail");
+  if (!CHECK(tail && whole.grid > 100 && whole.sums_bytes <= kMaxSumsBytes)) return;
+  for (int limit : {2, 7, 64}) {
+    p.sm_limit = limit;
+    const Plan limited = plan_of(p);
+    CHECK(limited.grid <= limit && !std::strcmp(limited.config, whole.config));
+  }
+  p.sm_limit = 0, p.batch_invariant = true;
+  CHECK(!std::strstr(plan_of(p).config, "+tail"));
+}
+
 // A schedule whose numbers are absurd still visits every tile once.
 void check_walk() {
   const KernelConfig c{DType::kBF16, Major::kK, Major::kK, 128, 128, 1, 1, 6, Arrangement::kPingpong};
   Schedule s;
   s.group = 65536;  // times 65536 tiles along M: 2^32
-  const TileGrid grid = make_tile_grid({c, s}, int64_t{128} * 65536, 128, 1, 1);
+  const TileGrid grid = make_tile_grid({c, s}, int64_t{128} * 65536, 128, 64, 1, 1);
   CHECK(int64_t{grid.group} * grid.m_blocks <= INT32_MAX);
   // K turns at coordinates that depend on M and on a row's position.
   Problem p = row_major(4096, 4096, 64);
@@ -382,6 +421,7 @@ int main() {
   check_names();
   check_grids();
   check_splits();
+  check_tails();
   check_walk();
   return report("plan_test");
 }

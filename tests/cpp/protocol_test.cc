@@ -43,6 +43,11 @@ Case random_case(const Class& x, uint64_t seed) {
     do p.schedule.split = 1 << random.below(4);
     while (!is_valid_split(c, p.schedule.split, k_tiles));
   }
+  const int blocks = ceil_div(p.m, c.tile_m * c.cluster_m) * ceil_div(p.n, c.tile_n * c.cluster_n) * p.batch;
+  if (!is_swapped(c) && one_in(3)) {
+    p.schedule.tail = 1 + random.below(blocks);
+    p.schedule.ranges = 1 + random.below(p.schedule.tail * ceil_div(p.k, kTileK));
+  }
   p.num_ctas = cluster_size(c, p.schedule.split) * (1 + random.below(3));
   return p;
 }

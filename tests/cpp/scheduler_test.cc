@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "check.h"
+#include "host/tail.h"
 #include "scheduler/tile_scheduler.h"
 
 namespace hopgemm::test {
@@ -58,13 +59,54 @@ template <int kClusterM, int kClusterN> struct Walk {
             // One element past the last full tile, so that rounding up is needed.
             const int64_t m = int64_t{64} * kClusterM * m_blocks - 63,
                           n = int64_t{128} * kClusterN * n_blocks - 127;
-            const TileGrid grid = make_tile_grid({kConfig, s}, m, n, inner, outer);
+            const TileGrid grid = make_tile_grid({kConfig, s}, m, n, 64, inner, outer);
             CHECK(grid.m_blocks == m_blocks && grid.n_blocks == n_blocks &&
                   grid.num_blocks == m_blocks * n_blocks * inner * outer);
             check_grid(grid);
           }
   }
 };
+
+// Every step of K of every tile once, whatever the tail, its ranges and the pool; parts of a tile have
+// numbers of their own, in the order of K, and are those that are added up for it.
+void check_tails() {
+  constexpr KernelConfig kConfig{DType::kBF16,          Major::kK, Major::kK, 64, 128, 1, 1, 2,
+                                 Arrangement::kPingpong};
+  for (int k_tiles : {1, 2, 7, 30})
+    for (int tail : {1, 2, 5, 12})
+      for (int ranges : {1, 2, 3, 5, 11, 12, 13, 50, 360}) {
+        if (ranges > tail * k_tiles) continue;
+        const Schedule s{.group = 2, .tail = tail, .ranges = ranges};
+        const TileGrid grid = make_tile_grid({kConfig, s}, 64 * 4, 128 * 3, 64 * k_tiles, 1, 1);
+        CHECK(is_valid_tail(kConfig, s, grid.num_blocks, k_tiles) && grid.ranges <= ranges);
+        for (int pool : {1, 2, 5, 132}) {
+          std::map<int, int> visits;  // of step k of block b, by b * k_tiles + k
+          std::map<int, std::tuple<int, int, int>> parts;
+          for (int cluster = 0; cluster < pool; ++cluster)
+            for (TileScheduler<kConfig> tiles(grid, cluster, pool, 0); tiles.valid(); tiles.next()) {
+              const Piece p = tiles.piece();
+              CHECK(p.k_count > 0 && p.k_first + p.k_count <= k_tiles &&
+                    (p.part >= 0) == (p.block >= grid.whole));
+              for (int k = p.k_first; k < p.k_first + p.k_count; ++k) ++visits[p.block * k_tiles + k];
+              if (p.part >= 0) CHECK(parts.insert({p.part, {p.block, p.k_first, p.k_count}}).second);
+            }
+          CHECK(static_cast<int>(visits.size()) == grid.num_blocks * k_tiles);
+          for (const auto& [step, times] : visits) CHECK(times == 1);
+          CHECK(parts.empty() || (parts.begin()->first >= 0 && parts.rbegin()->first < num_parts(grid)));
+          for (int i = 0; i < tail; ++i) {
+            const Parts sums = parts_of(grid, i);
+            int next = 0;
+            for (int part = sums.first; part < sums.first + sums.count; ++part) {
+              const auto [block, first, count] = parts[part];
+              CHECK(block == grid.whole + i && first == next);
+              next = first + count;
+            }
+            CHECK(next == k_tiles &&
+                  first_of_group(sums.count, add_groups(grid), add_groups(grid)) == sums.count);
+          }
+        }
+      }
+}
 
 // A strip is `group` wide, its neighbour runs back, and K turns every k_period steps: the order itself, once
 // by hand.
@@ -83,6 +125,7 @@ void check_order() {
 int main() {
   using namespace hopgemm::test;
   check_order();
+  check_tails();
   Walk<1, 1>::check_all();
   Walk<2, 1>::check_all();
   Walk<1, 2>::check_all();

@@ -44,6 +44,16 @@ def test_epilogue():
     assert same_bits(found.product, -product(a, b) + 2 * c + bias.astype(np.float32))
 
 
+@pytest.mark.parametrize("tail", ["1x2", "3x20"])
+def test_a_tail(tail):
+    """The sums go through the workspace, behind an operand that had to be packed; then the epilogue."""
+    a, b, c = integers(0, (140, 577)), integers(1, (577, 72)), integers(2, (140, 72))
+    name = f"bf16_kn_64x128x64_c1x1_s8_pingpong+tail{tail}"
+    found = _emulate.emulate(a, b, c=c, beta=2.0, config=name)
+    assert found.config == name
+    assert same_bits(found.product, product(a, b) + 2 * c.astype(np.float32))
+
+
 def test_batches_broadcast():
     a, b = integers(0, (2, 1, 40, 50)), integers(1, (3, 50, 60))
     found = _emulate.emulate(a, b)

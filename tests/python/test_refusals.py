@@ -25,6 +25,7 @@ ELSEWHERE = {
     "_kernel_runs_on": "becomes a warning",
     "_explain": "a device that is neither CPU nor CUDA",
     "_gemm": "the operator torch.ops.hopgemm.gemm called directly",
+    "check_linear": "within linear's short cut, which then gives way to the long one and its words",
     "_load": "a build that does not fit the installed torch",
     "_check": "a build that does not fit the installed torch",
     "register": "a jaxlib older than the build",

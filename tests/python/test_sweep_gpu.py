@@ -185,6 +185,81 @@ def test_every_split(config, split):
         assert torch.equal(hopgemm.matmul(a, b, out_dtype=torch.float32, config=name), first)
 
 
+def blocks(config, m, n):
+    """Cluster tiles of a product."""
+    (rows, columns), (down, across) = (config.split("_")[i].strip("c").split("x")[:2] for i in (2, 3))
+    return -(-m // (int(rows) * int(down))) * -(-n // (int(columns) * int(across)))
+
+
+@pytest.mark.parametrize("config", [c for c in _core.configs() if not c.endswith("_swap")])
+def test_every_config_with_a_tail(config):
+    """Whole tiles first; ranges end inside tiles or span several; more parts than one thread adds."""
+    dtype = torch.bfloat16 if config.startswith("bf16") else torch.float16
+    majors = config.split("_")[1]
+    sweep = Sweep()
+    for m, n, k, tail, ranges in [
+        (8, 16, 128, 1, 2),
+        (129, 257, 360, 2, 5),
+        (70, 1100, 64 * 19, 1, 17),
+        (1500, 2777, 200, 40, 66),
+        (1500, 2777, 1000, 47, 131),
+        (1500, 2777, 328, 20, 7),
+    ]:
+        tail = min(tail, blocks(config, m, n))
+        for padded, out_dtype in ((True, None), (True, torch.float32)):
+            sweep.case(m, n, k, dtype, majors, padded, out_dtype, f"{config}+tail{tail}x{ranges}")
+    sweep.finish(both_paths=False)
+    out, buffer = result(333, 1001, dtype, padded=False)  # rows that TMA cannot write
+    a, b = operand(333, 200, dtype, majors[0] == "k", True), operand(200, 1001, dtype, majors[1] == "n", True)
+    hopgemm.matmul(a, b, out=out, config=f"{config}+tail2x5")
+    assert torch.equal(out, (a.float() @ b.float()).to(dtype))
+    assert (buffer[333 * 1001 :] == CANARY).all()
+
+
+@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32])
+def test_tails_of_everything(out_dtype):
+    """A batch, an operand that it shares, C and bias, alpha, a strided result, another stream, a graph."""
+    name = "bf16_kk_128x128x64_c1x1_s6_pingpong+tail7x50"
+    a = torch.randint(-2, 3, (3, 200, 1000), device="cuda").bfloat16()
+    b = torch.randint(-2, 3, (3, 501, 1000), device="cuda").bfloat16().mT
+    c = torch.randint(-9, 9, (3, 200, 501), device="cuda").to(out_dtype)
+    bias = torch.randint(-9, 9, (501,), device="cuda").float()
+    for right in (b, b[0]):
+        want = (2 * c.float() - a.float() @ right.float() + bias).to(out_dtype)
+        options = dict(c=c, bias=bias, alpha=-1.0, beta=2.0, config=name, out_dtype=out_dtype)
+        assert torch.equal(hopgemm.matmul(a, right, **options), want)
+        columns = torch.full((3, 501, 200), CANARY, device="cuda", dtype=out_dtype).mT
+        hopgemm.matmul(a, right, out=columns, **options)
+        assert torch.equal(columns, want)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=side):
+                first = hopgemm.matmul(a, right, **options)
+                second = hopgemm.matmul(a, right, **options)  # its sums only after the first's are added
+            for _ in range(3):
+                first.zero_(), second.zero_()
+                graph.replay()
+                assert torch.equal(first, want) and torch.equal(second, want)
+
+
+def test_a_tail_has_the_same_bits_on_every_number_of_sms():
+    a, b = (torch.randn(n, 65536, device="cuda").bfloat16() for n in (512, 520))
+    for config in (None, "bf16_kk_128x256x64_c2x1_s4_coop+tail5x33"):
+        run = lambda **options: hopgemm.matmul(
+            a,
+            b.t(),
+            out_dtype=torch.float32,
+            config=config,
+            **options,  # noqa: B023
+        )
+        want = run()
+        assert ((want - a.float() @ b.t().float()).abs() < 0.5).all()
+        for sms in (2, 3, 50, 131):
+            assert torch.equal(run(sm_limit=sms), want), sms
+
+
 def ones(config, m, n, k):
     """Operands of ones that fit a config's dtype and majors."""
     dtype = torch.bfloat16 if config.startswith("bf16") else torch.float16

@@ -95,6 +95,11 @@ def test_opcheck_other_operators():
         torch.library.opcheck(OPS._mm_bias.default, (x, y, integers(5)))
         torch.library.opcheck(OPS._mm_out.default, (torch.matmul(x, y), x, y))
         torch.library.opcheck(OPS._mm_backward.default, (torch.matmul(x, y), x, y))
+    torch.library.opcheck(OPS._mm_backward.default, (torch.matmul(a, b), a, b.mT.contiguous().mT))
+    for x, bias in ((a, None), (a, integers(5)), (integers(2, 3, 4), integers(5).float())):
+        torch.library.opcheck(OPS._linear.default, (x, b.mT, bias))
+        for wide in ((False, False), (False, True), (True, False)):
+            torch.library.opcheck(OPS._linear_backward.default, (torch.matmul(x, b), x, b.mT, *wide))
 
 
 # ---- fake tensors need no GPU ----

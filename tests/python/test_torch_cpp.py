@@ -25,6 +25,8 @@ FILES = [
     "test_torch_modes.py",
     "test_torch_shortcuts.py",
     "test_torch_autograd.py",
+    "test_torch_linear.py",
+    "test_torch_linear_cost.py",
     "test_torch_compile.py",
 ]
 

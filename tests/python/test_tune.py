@@ -5,8 +5,9 @@ import threading
 import pytest
 
 import hopgemm
-from hopgemm import _cache, _core, _tune
+from hopgemm import _cache, _core, _tune, _tune_race
 from hopgemm._cache import Key, Tuned
+from hopgemm._shapes import SUITES
 
 GPU = "NVIDIA H200"
 KEY = Key("bfloat16", "bfloat16", "kk", 4096, 4096, 4096, 1, 1, 132, False)
@@ -28,9 +29,10 @@ class Contender:
     name = "hopgemm"
 
     def __init__(self, config, seconds):
-        self.config, self.seconds = config, seconds
+        self.config, self.seconds, self.runs = config, seconds, []
 
     def run(self, launches):
+        self.runs.append(launches * self.seconds)
         return launches, launches * self.seconds
 
 
@@ -38,36 +40,50 @@ class Bench:
     """Kernels take 100 us, but those that `times` names; a name without schedule covers all of its own."""
 
     def __init__(self, times, wrong=()):
-        self.times, self.wrong, self.timed = times, wrong, []
+        self.times, self.wrong, self.contenders, self.checked = times, wrong, {}, []
 
     def is_exact(self, config):
+        self.checked.append(config)
         return config.partition("+")[0] not in self.wrong
 
     def contender(self, config):
-        self.timed.append(config)
+        assert config not in self.contenders  # a graph or a compiled program each: made once
         instance = config.partition("+")[0]
-        return Contender(config, self.times.get(config, self.times.get(instance, 100e-6)))
+        self.contenders[config] = Contender(config, self.times.get(config, self.times.get(instance, 100e-6)))
+        return self.contenders[config]
 
 
-def search(times, wrong=(), key=KEY, quick=False):
-    return _tune.search(key, GPU, lambda _: Bench(times, wrong), lambda done, text: None, quick)
+def quiet(done, text):
+    pass
+
+
+def search(times, wrong=(), key=KEY, effort=_tune_race.THOROUGH):
+    return _tune.search(key, GPU, lambda _: Bench(times, wrong), quiet, effort)
 
 
 def default(key=KEY):
-    return _tune.plan_of(key, GPU, tuned=False)["config"]
+    return _tune_race.plan_of(key, GPU, tuned=False)["config"]
 
 
-@pytest.mark.parametrize("quick", [False, True])
-def test_the_fastest_wins(quick):
-    found = search({PINGPONG: 50e-6}, quick=quick)
+def instances(key=KEY):
+    return {config.partition("+")[0] for config in _tune_race.candidates(key, GPU)}
+
+
+EFFORTS = [_tune_race.THOROUGH, _tune_race.SUITE, _tune_race.FIRST_USE]
+
+
+@pytest.mark.parametrize("effort", EFFORTS)
+def test_the_fastest_wins(effort):
+    found = search({PINGPONG: 50e-6}, effort=effort)
     assert found.config.partition("+")[0] == PINGPONG
     assert found.microseconds == pytest.approx(50)
     assert (found.default_config, found.default_microseconds) == (default(), pytest.approx(100))
     assert found.key == KEY and found.gpu == GPU
 
 
-def test_a_schedule_of_the_fastest_wins():
-    found = search({PINGPONG: 50e-6, PINGPONG + "+n8+ctas132": 40e-6})
+@pytest.mark.parametrize("effort", EFFORTS)
+def test_a_schedule_of_the_fastest_wins(effort):
+    found = search({PINGPONG: 50e-6, PINGPONG + "+n8+ctas132": 40e-6}, effort=effort)
     assert found.config == PINGPONG + "+n8+ctas132"
 
 
@@ -77,71 +93,108 @@ def test_the_default_stays_unless_beaten_by_more_than_noise():
 
 
 def test_a_wrong_kernel_never_wins():
-    bench = Bench({PINGPONG: 1e-6}, wrong=[PINGPONG])
     with pytest.warns(RuntimeWarning, match=f"{PINGPONG}.*wrong numbers"):
-        found = _tune.search(KEY, GPU, lambda _: bench, lambda done, text: None)
-    assert PINGPONG not in found.config
-    assert not any(PINGPONG in config for config in bench.timed)
+        found = search({PINGPONG: 1e-6}, wrong=[PINGPONG])
+    assert found.config == default() and found.microseconds == pytest.approx(100)
 
 
 def test_a_wrong_default_does_not_stay():
+    wrong = default().partition("+")[0]
     with pytest.warns(RuntimeWarning, match="wrong numbers"):
-        found = search({default(): 1e-6}, wrong=[default().partition("+")[0]])
-    assert found.config.partition("+")[0] != default().partition("+")[0]
-
-
-def test_a_hopeless_kernel_is_looked_at_once():
-    slow = [config for config in _tune.candidates(KEY, GPU) if PINGPONG in config][0]
-    runs = []
-
-    class Slow(Contender):
-        def run(self, launches):
-            runs.append(launches)
-            return super().run(launches)
-
-    bench = Bench({})
-    plain = bench.contender
-    bench.contender = lambda config: Slow(config, 0.5) if config == slow else plain(config)
-    _tune.search(KEY, GPU, lambda _: bench, lambda done, text: None)
-    assert runs == [1, 1]
+        found = search({default(): 1e-6}, wrong=[wrong])
+    assert found.config.partition("+")[0] != wrong
+    assert found.default_microseconds == found.microseconds  # nothing to compare with
 
 
 def test_no_exact_kernel_is_an_error():
-    instances = [config.partition("+")[0] for config in _tune.candidates(KEY, GPU)]
     with pytest.warns(RuntimeWarning), pytest.raises(RuntimeError, match="no kernel multiplies"):
-        search({}, wrong=instances)
+        search({}, wrong=instances())
 
 
-def test_long_products_are_ranked_by_sustained_runs(monkeypatch):
-    asked = []
-    monkeypatch.setattr(
-        _tune.protocols,
-        "sustained",
-        lambda contenders, meter: (
-            asked.append(contenders) or [type("Result", (), {"seconds": x.seconds}) for x in contenders]
-        ),
-    )
+def test_only_finalists_are_checked():
+    bench = Bench({PINGPONG: 50e-6})
+    _tune.search(KEY, GPU, lambda _: bench, quiet, _tune_race.THOROUGH)
+    assert len(bench.checked) == len(set(bench.checked)) <= 4 < len(bench.contenders)
+
+
+def test_a_hopeless_kernel_is_looked_at_once():
+    bench = Bench({PINGPONG: 0.5})
+    found = _tune.search(KEY, GPU, lambda _: bench, quiet, _tune_race.THOROUGH)
+    (slow,) = [x for x in bench.contenders if x.startswith(PINGPONG) and not _tune_race.deals_k(x)]
+    assert bench.contenders[slow].runs == [0.5] and not found.config.startswith(PINGPONG)
+
+
+@pytest.mark.parametrize("effort", EFFORTS)
+def test_finalists_of_long_products_run_alone_as_long_as_the_effort_says(effort):
     key = KEY._replace(m=16384, n=16384, k=16384)
-    slow = dict.fromkeys((c.partition("+")[0] for c in _tune.candidates(key, GPU)), 12e-3)
-    assert search(slow | {PINGPONG: 11e-3}, key=key).config.startswith(PINGPONG)
-    assert len(asked) == 1 and 2 <= len(asked[0]) <= 4
-    search(slow, key=key, quick=True)
-    assert len(asked) == 1
+    times = dict.fromkeys(instances(key), 12e-3) | {PINGPONG: 11.5e-3}
+    bench = Bench(times)
+    found = _tune.search(key, GPU, lambda _: bench, quiet, effort)
+    assert found.config.startswith(PINGPONG) and found.microseconds == pytest.approx(11500)
+    timing = effort.long
+    for config in (found.config, default(key)):
+        last = bench.contenders[config].runs[-timing.rounds * (2 if timing.settle_s else 1) :]
+        want = [x for x in (timing.settle_s, timing.window_s) if x] * timing.rounds
+        assert all(-1e-9 < ran - asked < 13e-3 for ran, asked in zip(last, want, strict=True))
+    assert effort is _tune_race.FIRST_USE or timing.settle_s > 0
+
+
+def test_the_best_for_batch_invariant_calls_needs_no_other_operands():
+    key, bench = KEY._replace(m=16), Bench({})
+    race = _tune_race.Race(GPU, bench, _tune_race.SUITE)
+    split = "bf16_kk_16x128x64_c1x1_s11_swap+split4"
+    plain = "bf16_kk_64x128x64_c1x1_s8_pingpong"
+    bench.times = {split: 40e-6, plain: 60e-6}
+    assert race.winner(key, quiet).config == split
+    found = race.winner(key._replace(batch_invariant=True), quiet)
+    assert (found.config, found.key.batch_invariant) == (plain, True)
+    assert found.microseconds == pytest.approx(60)
 
 
 @pytest.mark.parametrize("changed", [{}, {"sm_count": 1}, {"batch_invariant": True}, {"majors": "mn"}])
 def test_every_candidate_and_schedule_can_run(changed):
     """Asked by its name, each gives itself: what was timed is what will run."""
     key = KEY._replace(**changed)
-    names = _tune.candidates(key, GPU)
-    variants = _tune.schedules(names, key, GPU)
+    names = _tune_race.candidates(key, GPU)
+    variants = _tune_race.schedules(names, key, GPU)
     assert names and variants
     assert len({*names, *variants}) == len(names) + len(variants)
     for name in (*names, *variants):
-        found = _tune.plan_of(key, GPU, name)["config"]
+        found = _tune_race.plan_of(key, GPU, name)["config"]
         assert found == name
         assert key.majors in name
-        assert "+k" not in name or not key.batch_invariant
+        assert not key.batch_invariant or not _tune_race.deals_k(name)
+
+
+@pytest.mark.parametrize("majors", ["kk", "mn"])
+def test_what_is_left_out_of_the_candidates(majors):
+    """Tiles of padding, narrow tiles by the dozen, parts of K without an SM; but never the default."""
+    for m, n, k in SUITES["edges"] + tuple((m, 4096, 4096) for m in (1, 16, 64, 128, 256)):
+        key = KEY._replace(majors=majors, m=m, n=n, k=k)
+        names = _tune_race.candidates(key, GPU)
+        assert default(key).partition("+")[0] in instances(key)
+        assert all(m <= 256 for name in names if "_swap" in name)
+    few = [len(_tune_race.candidates(KEY._replace(m=m), GPU)) for m in (16, 65536)]
+    assert few[1] <= 12 < few[0]
+    many_waves = _tune_race.candidates(KEY._replace(m=65536), GPU)
+    assert not any(_tune_race.deals_k(name) for name in many_waves)
+    assert not any("_256x" in name for name in _tune_race.candidates(KEY._replace(m=1), GPU))
+
+
+def test_tails_are_of_the_last_wave_or_two():
+    """2048 x 2112 is 144 tiles of 128x256: 132 and 12, which are dealt to 132 SMs, alone or with all."""
+    names = _tune_race.candidates(KEY._replace(m=2048, n=2112, k=7168), GPU)
+    tails = {x.partition("+")[2] for x in names if "128x256x64_c1x1" in x and "+tail" in x}
+    assert tails == {"tail12x132", "tail144x132"}
+    names = _tune_race.candidates(KEY._replace(m=512, n=512, k=65536), GPU)  # 16 tiles of 128x128
+    tails = {x.partition("+")[2] for x in names if "128x128x64_c1x1_s6_pingpong" in x and "+tail" in x}
+    assert tails == {"tail16x132", "tail16x128"}
+
+
+def test_walks_keep_the_parts_of_k():
+    key = KEY._replace(m=64, n=65536)
+    swapped = "bf16_kk_64x128x64_c1x1_s7_swap+split2"
+    assert f"{swapped.partition('+')[0]}+n8+ctas132+split2" in _tune_race.schedules([swapped], key, GPU)
 
 
 # ---- hopgemm.tune ----

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import hopgemm  # noqa: E402
-from hopgemm import _cache, _context, _core, _plan, _tune, _tune_torch  # noqa: E402
+from hopgemm import _cache, _context, _core, _plan, _tune, _tune_race, _tune_torch  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -206,7 +206,9 @@ def test_a_tuned_config_reaches_eager_and_compiled_calls(tmp_path):
     a = ones(512, 512, device="cuda")
     key = _cache.Key(*_core.tuning_key(*_plan.operands(a, a.T)[0], device=0))
     gpu_name = _core.device_info(0)["name"]
-    config = next(x for x in _tune.candidates(key, gpu_name) if "_c1x1_" in x).partition("+")[0] + "+ctas3"
+    config = (
+        next(x for x in _tune_race.candidates(key, gpu_name) if "_c1x1_" in x).partition("+")[0] + "+ctas3"
+    )
     version = _core.driver_version(), _cache.version()
     _cache.adopt([_cache.Tuned(gpu_name, *version, key, config, 1.0, config, 1.0)])
     assert hopgemm.plan(a, a.T).config == config

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import hopgemm.torch
+from hopgemm import _torch_linear_eager
 
 DTYPES = [torch.bfloat16, torch.float16]
 SHAPES = [  # of a and b, as torch.matmul takes them
@@ -55,15 +56,24 @@ def fresh():
 
 @pytest.fixture
 def products(monkeypatch):
-    """The shapes of the operands of each call of matmul: what went hopgemm's way."""
+    """The shapes of the operands of each product, of matmul or of linear's short cut: what went our way."""
     calls = []
-    original = hopgemm.torch.matmul
+    matmul, raw_linear = hopgemm.torch.matmul, _torch_linear_eager.raw_linear
 
     def record(a, b, **options):
         calls.append((tuple(a.shape), tuple(b.shape)))
-        return original(a, b, **options)
+        return matmul(a, b, **options)
+
+    def record_short_cut(x, weight, bias):
+        calls.append((tuple(x.shape), tuple(weight.mT.shape)))
+        try:
+            return raw_linear(x, weight, bias)
+        except (TypeError, ValueError, RuntimeError):  # then the call goes the long way
+            calls.pop()
+            raise
 
     monkeypatch.setattr(hopgemm.torch, "matmul", record)
+    monkeypatch.setattr(_torch_linear_eager, "raw_linear", record_short_cut)
     return calls
 
 

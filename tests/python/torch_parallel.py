@@ -18,6 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import hopgemm.torch
+from hopgemm import _torch_linear_eager
 from hopgemm.torch import Linear, matmul
 
 WORLD = 2
@@ -109,10 +110,16 @@ def partial_operands(mesh):
 
 @contextlib.contextmanager
 def recorded():
-    """The types of a in the calls of matmul: what a layer did not leave to F.linear."""
+    """The types of a in products, by matmul or linear's short cut: what a layer did not leave to F.linear."""
     calls = []
-    with mock.patch.object(
-        hopgemm.torch, "matmul", lambda a, b, **k: calls.append(type(a)) or matmul(a, b, **k)
+    raw_linear = _torch_linear_eager.raw_linear
+    with (
+        mock.patch.object(
+            hopgemm.torch, "matmul", lambda a, b, **k: calls.append(type(a)) or matmul(a, b, **k)
+        ),
+        mock.patch.object(
+            _torch_linear_eager, "raw_linear", lambda a, *rest: calls.append(type(a)) or raw_linear(a, *rest)
+        ),
     ):
         yield calls
 

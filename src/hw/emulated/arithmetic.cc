@@ -115,16 +115,15 @@ void Role::scale_tile(float* acc, const EpilogueParams& e, const Tile& t) {
   for (int i = 0; i < consumer_m(config()); ++i)
     for (int j = 0; j < config().tile_n; ++j) {
       float& value = acc[i * config().tile_n + j];
-      value = scale_element(e, t, t.m + i, t.n + j, value);
+      value = scale_element(e, config().dtype, t, t.m + i, t.n + j, value);
     }
 }
 
-// What lies outside the result is not read.
-float Role::scale_element(const EpilogueParams& e, const Tile& t, int m, int n, float value) const {
+float scale_element(const EpilogueParams& e, DType half, const Tile& t, int m, int n, float value) {
   value *= e.alpha;
   if (m >= e.m || n >= e.n) return value;
   auto at = [&](const EpilogueMatrix& x) {
-    return element(x, config().dtype,
+    return element(x, half,
                    t.batch_inner * x.batch_inner_stride + t.batch_outer * x.batch_outer_stride +
                        m * x.row_stride + n * x.col_stride);
   };

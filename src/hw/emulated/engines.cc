@@ -127,8 +127,8 @@ void Role::consumer_sync() {
   }
 }
 
-void Role::claim_box(int n, int m, int batch_inner, int batch_outer) {
-  if (!machine_.stored_.insert({n, m, batch_inner, batch_outer}).second)
+void Role::claim_box(const void* matrix, int n, int m, int batch_inner, int batch_outer) {
+  if (!machine_.stored_.insert({matrix, n, m, batch_inner, batch_outer}).second)
     machine_.fail(
         text("the result at row %d, column %d, batch %d %d is stored twice", m, n, batch_inner, batch_outer));
 }
@@ -138,7 +138,7 @@ void Role::store(const TensorMap& map, int slot, int n, int m, int batch_inner, 
   sometimes_pause();
   log("store", slot, n);
   check_map(map);
-  claim_box(n, m, batch_inner, batch_outer);
+  claim_box(map.data, n, m, batch_inner, batch_outer);
   if (cta_.slots[consumer_][slot] != Cta::Slot::kVisible)
     machine_.fail(
         text("staging slot %d is stored, but copies cannot see yet what was written to it "
@@ -182,7 +182,7 @@ void Role::store(const TensorMap& map, int slot, int n, int m, int batch_inner, 
 void Role::store_piece(const EpilogueParams& e, int slot, int columns, int m, int n, const Tile& t) {
   sometimes_pause();
   log("store_direct", slot, n);
-  claim_box(n, m, t.batch_inner, t.batch_outer);
+  claim_box(e.d.data, n, m, t.batch_inner, t.batch_outer);
   const int size = static_cast<int>(size_of(e.d.dtype));
   const int offset = staging_offset(config(), consumer_, slot);
   access(cta_, offset, kStagingBytes, false, {agent_, tick_}, clock_, "a direct store reads");
@@ -254,8 +254,8 @@ void Role::reduce_sums(const EpilogueParams& e, const Tile& t, int split) {
 
 void Role::store_element(const EpilogueParams& e, const Tile& t, int m, int n, float value) {
   if (m >= e.m || n >= e.n) return;
-  claim_box(n, m, t.batch_inner, t.batch_outer);
-  value = scale_element(e, t, m, n, value);
+  claim_box(e.d.data, n, m, t.batch_inner, t.batch_outer);
+  value = scale_element(e, config().dtype, t, m, n, value);
   const int64_t at = t.batch_inner * e.d.batch_inner_stride + t.batch_outer * e.d.batch_outer_stride +
                      m * e.d.row_stride + n * e.d.col_stride;
   const int size = static_cast<int>(size_of(e.d.dtype));

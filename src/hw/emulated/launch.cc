@@ -3,6 +3,8 @@
 #include <cstring>
 
 #include "host/make_params.h"
+#include "host/tail.h"
+#include "hw/emulated/role.h"
 
 namespace hopgemm::emulated {
 namespace {
@@ -48,7 +50,7 @@ void pack(NormalOperand& o, int64_t mn, int64_t k, uint16_t* to) {
 
 }  // namespace
 
-Launch make_launch(const NormalProblem& p, const Config& config, int num_ctas) {
+Launch make_launch(const NormalProblem& p, const Config& config, int num_ctas, float* sums) {
   Launch launch{config.kernel, make_params<TensorMap>(p, config), num_ctas};
   Params& params = launch.params;
   params.a = operand_map(p, p.a, p.m, a_tile(config.kernel));
@@ -56,7 +58,52 @@ Launch make_launch(const NormalProblem& p, const Config& config, int num_ctas) {
   const EpilogueMatrix& d = p.epilogue.d;
   params.d = make_map(d.data, size_of(d.dtype), {p.n, p.m, p.batch_inner, p.batch_outer},
                       {d.row_stride, d.batch_inner_stride, d.batch_outer_stride}, kMmaM);
+  const int64_t width = config.kernel.tile_n;
+  if (sums)
+    params.sums = make_map(sums, sizeof(float), {width, sums_rows(config.kernel, params.grid), 1, 1},
+                           {width, 0, 0}, kMmaM);
   return launch;
+}
+
+// One CTA's tile of the tail.
+static void add_tile(const NormalProblem& p, const KernelConfig& c, const TileGrid& grid, int tail_block,
+                     int rank, const float* sums) {
+  const EpilogueParams& e = p.epilogue;
+  const Block block = block_at(grid, grid.whole + tail_block);
+  const Origin origin = origin_of(c, block, rank);
+  const Parts parts = parts_of(grid, tail_block);
+  const Tile t{origin.m, origin.n, block.batch_inner, block.batch_outer, false, 0, 0, false};
+  const int groups = add_groups(grid);
+  auto sum_at = [&](int row, int col) {
+    float sum = 0;
+    bool any = false;
+    for (int group = 0; group < groups; ++group) {
+      const int first = first_of_group(parts.count, groups, group);
+      const int end = first_of_group(parts.count, groups, group + 1);
+      float of_group = 0;
+      for (int i = first; i < end; ++i) {
+        const float part = sums[(part_row(c, parts.first + i, rank) + row) * c.tile_n + col];
+        of_group = i == first ? part : of_group + part;
+      }
+      if (first < end) sum = any ? sum + of_group : of_group, any = true;
+    }
+    return sum;
+  };
+  for (int i = 0; i < c.tile_m && t.m + i < p.m; ++i)
+    for (int j = 0; j < c.tile_n && t.n + j < p.n; ++j) {
+      float value = sum_at(i, j);
+      if (e.scaled) value = scale_element(e, c.dtype, t, t.m + i, t.n + j, value);
+      const int64_t at = t.batch_inner * e.d.batch_inner_stride + t.batch_outer * e.d.batch_outer_stride +
+                         (t.m + i) * e.d.row_stride + (t.n + j) * e.d.col_stride;
+      void* const d = const_cast<void*>(e.d.data);
+      if (e.d.dtype == DType::kF32) static_cast<float*>(d)[at] = value;
+      else static_cast<uint16_t*>(d)[at] = round_to(c.dtype, value);
+    }
+}
+
+void add_tail(const NormalProblem& p, const KernelConfig& c, const TileGrid& grid, const float* sums) {
+  for (int block = 0; block < grid.num_blocks - grid.whole; ++block)
+    for (int rank = 0; rank < cluster_size(c); ++rank) add_tile(p, c, grid, block, rank, sums);
 }
 
 void pack_operands(NormalProblem& p, void* workspace) {

@@ -202,16 +202,25 @@ std::string Machine::describe(const Role& role) const {
                        role.consumer_ < 0 ? "producer"
                        : role.consumer_   ? "consumer 1"
                                           : "consumer 0");
-  const int steps =
-      k_steps(launch_.params.k_tiles, launch_.params.split, split_index(config_, role.cta_.rank)).count;
-  int number = role.k_steps_ / steps;
-  if (role.consumer_ >= 0 && !is_cooperative(config_)) number = number * kNumConsumers + role.consumer_;
-  const int index = role.Role::cluster() + number * role.Role::num_clusters();
-  if (index >= launch_.params.grid.num_blocks) return s;
-  const Block b = block_at(launch_.params.grid, index);
-  return s + text(" [tile m %d n %d batch %d %d, k step %d]", b.m * config_.cluster_m * config_.tile_m,
-                  b.n * config_.cluster_n * config_.tile_n, b.batch_inner, b.batch_outer,
-                  role.k_steps_ % steps);
+  const Params& p = launch_.params;
+  const bool in_turn = role.consumer_ >= 0 && !is_cooperative(config_);
+  const int own_share = k_steps(p.k_tiles, p.split, split_index(config_, role.cta_.rank)).count;
+  int left = role.k_steps_, turn = 0;
+  // Any config: the order of the walk does not depend on it.
+  TileScheduler<KernelConfig{}> tiles(p.grid, role.Role::cluster(), role.Role::num_clusters(), 0);
+  for (; tiles.valid(); tiles.next(), turn ^= 1) {
+    const Piece piece = tiles.piece();
+    const int steps = is_swapped(config_) ? own_share : piece.k_count;
+    if (in_turn && turn != role.consumer_) continue;
+    if (left < steps) {
+      const Block b = block_at(p.grid, piece.block);
+      return s + text(" [tile m %d n %d batch %d %d, k step %d]", b.m * config_.cluster_m * config_.tile_m,
+                      b.n * config_.cluster_n * config_.tile_n, b.batch_inner, b.batch_outer,
+                      piece.k_first + left);
+    }
+    left -= steps;
+  }
+  return s;
 }
 
 std::string Machine::describe(const Epoch& e, const Cta& cta) const {

@@ -160,7 +160,7 @@ class Machine {
   Role* running_ = nullptr;  // whose fiber or job
   bool in_fiber_ = false;
   int job_weight_[kNumJobKinds], pause_in_ = 2;
-  std::set<std::tuple<int, int, int, int>> stored_;  // boxes of the result: each once
+  std::set<std::tuple<const void*, int, int, int, int>> stored_;  // boxes of a matrix: each once
 };
 
 std::string text(const char* format, ...) __attribute__((format(printf, 1, 2)));

@@ -76,7 +76,6 @@ class Role {
   int cluster_ctas() const;
   int split_rank(int index) const;
   void store_element(const EpilogueParams& e, const Tile& t, int m, int n, float value);
-  float scale_element(const EpilogueParams& e, const Tile& t, int m, int n, float value) const;
   void sometimes_pause();
   Job& issue(JobKind kind, int agent, std::function<bool(Job&)> step);
   void published();
@@ -85,7 +84,7 @@ class Role {
   void multiply(float* acc, int stage, int step, bool accumulate);
   void access(Cta& cta, int offset, int bytes, bool write, Epoch epoch, const Clock& clock, const char* what);
   void check_map(const TensorMap& map);
-  void claim_box(int n, int m, int batch_inner, int batch_outer);
+  void claim_box(const void* matrix, int n, int m, int batch_inner, int batch_outer);
   bool in_order(int job) const;
   void learn_of_stores(int count);
   void log(const char* what, int where, int64_t value);
@@ -105,6 +104,9 @@ class Role {
   int speed_ = 1, window_ = 1;
 };
 
+// alpha * value + beta * c + bias of one element; c and bias outside the result are not read. `half`: what a
+// 16-bit element is.
+float scale_element(const EpilogueParams& e, DType half, const Tile& t, int m, int n, float value);
 float to_float(DType dtype, uint16_t bits);
 uint16_t round_to(DType dtype, float value);
 

@@ -1,0 +1,193 @@
+"""Writes src/host/h200_table.cc, the winners that are shipped, from what benchmarks/tune_table.py measured.
+
+    python benchmarks/make_table.py [FILE ...] [-o src/host/h200_table.cc]
+
+Without a FILE: all of benchmarks/results/*-h200-table-*.json, by name; later files win. Every product that
+was measured gets an entry, also where the cost model's choice is the fastest: an entry answers for its
+neighbours, and a product without one would fall to a neighbour that had another winner. The output depends on
+the records alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hopgemm._bench_results import load
+
+ROOT = Path(__file__).parent.parent
+OUTPUT = ROOT / "src/host/h200_table.cc"
+GPU, SM_COUNT = "NVIDIA H200", 132  # measured.cc lets the table answer for these alone
+MARGIN = 1.01  # within it the cost model's choice stays: a difference that is noise would only change bits
+
+_NAME = re.compile(r"b?f16_([km])([kn])_(\d+)x(\d+)x64_c(\d)x(\d)_s(\d+)_(coop|pingpong|swap)((?:\+\w+)*)")
+_ARRANGEMENT = {"coop": "kCooperative", "pingpong": "kPingpong", "swap": "kSwapped"}
+_MAJOR = {"k": "kK", "m": "kMN", "n": "kMN"}
+_FIELDS = ("along_m", "group", "max_ctas", "split", "tail", "ranges")  # of Schedule, in its order
+_TOKEN = {"ctas": "max_ctas", "split": "split"}
+_WIDTH = 105  # of a row, without its indentation
+_DTYPES = {"": "kBoth", "bfloat16": "kOnlyBF16", "float16": "kOnlyF16"}
+
+_HEAD = """\
+// Written by benchmarks/make_table.py from {sources}.
+#include <array>
+
+#include "host/measured.h"
+
+namespace hopgemm {{
+namespace {{
+
+using enum Major;
+using enum Arrangement;
+using enum MeasuredDTypes;
+using enum MeasuredFor;
+constexpr DType kAny16 = DType::kBF16;
+
+// M, N, K, for which dtypes and problems, config.
+// clang-format off
+constexpr std::array<Measured, {count}> kTable{{{{
+"""
+_FOOT = """\
+}};
+// clang-format on
+static_assert(is_table(kTable));
+
+}  // namespace
+
+std::span<const Measured> h200_table() { return kTable; }
+
+}  // namespace hopgemm
+"""
+
+
+class Entry(NamedTuple):
+    """One row. majors: the caller's; config: without its dtype; dtype: "" for both."""
+
+    majors: str
+    n: int
+    m: int
+    k: int
+    invariant: bool
+    dtype: str
+    config: str
+
+
+def entries(records: Iterable[dict[str, Any]]) -> list[Entry]:
+    """The rows of the table, in its order; of two records of one product the later counts.
+
+    ValueError for a record of another GPU or of a product that the table does not answer for.
+    """
+    winners: dict[tuple[Any, ...], dict[str, dict[bool, str]]] = {}
+    for record in records:
+        _require_plain(record)
+        product = tuple(record[name] for name in ("majors", "n", "m", "k"))
+        of_dtype = winners.setdefault(product, {}).setdefault(record["dtype"], {})
+        of_dtype[record["batch_invariant"]] = _choice(record)
+    found = []
+    for product, by_dtype in winners.items():
+        rows = {dtype: _uses(choices) for dtype, choices in by_dtype.items()}
+        for dtype, uses in rows.items():
+            alike = len(rows) == 1 or len({tuple(x.items()) for x in rows.values()}) == 1
+            found += [Entry(*product, use, "" if alike else dtype, config) for use, config in uses.items()]
+    return sorted(set(found), key=_place)
+
+
+def render(table: list[Entry], sources: Iterable[str]) -> str:
+    """The C++ file."""
+    named = ", ".join(sources) or "nothing: no results yet"
+    rows = "".join(f"    {row(entry)},\n" for entry in table)
+    return _HEAD.format(sources=named, count=len(table)) + rows + _FOOT
+
+
+def row(entry: Entry) -> str:
+    """One row in C++. ValueError for a config that cannot stand there."""
+    found = _NAME.fullmatch("f16_" + entry.config)
+    if found is None:
+        raise ValueError(f"config {entry.config!r}: not a config's name")
+    *majors, tile_m, tile_n, cluster_m, cluster_n, stages, arrangement, tokens = found.groups()
+    tile, cluster = [tile_m, tile_n], [cluster_m, cluster_n]
+    if arrangement == "swap":  # names are the caller's way round, KernelConfig is the kernel's
+        majors, tile, cluster = majors[::-1], tile[::-1], cluster[::-1]
+    kernel = ["kAny16", *(_MAJOR[x] for x in majors), *tile, *cluster, stages, _ARRANGEMENT[arrangement]]
+    use = "kInvariant" if entry.invariant else "kAny"
+    sizes = f"{entry.m}, {entry.n}, {entry.k}, {_DTYPES[entry.dtype]}, {use}"
+    first, second = f"{{{sizes}, {{{{{', '.join(kernel)}}},", f"{{{_schedule(tokens)}}}}}}}"
+    return first + (" " if len(first + second) < _WIDTH else "\n        ") + second
+
+
+def _schedule(tokens: str) -> str:
+    fields = {}
+    for token in tokens.split("+")[1:]:
+        word, number, ranges = re.fullmatch(r"([a-z]+)(\d*)(?:x(\d+))?", token).groups()  # type: ignore[union-attr]
+        if word == "tail":
+            fields |= {"tail": number, "ranges": ranges}
+        elif word in ("m", "n"):
+            fields |= {"group": number} | ({"along_m": "false"} if word == "n" else {})
+        elif word in _TOKEN:
+            fields[_TOKEN[word]] = number
+        else:  # K's direction would make bits depend on a row's position, L2 policies are not tried
+            raise ValueError(f"schedule +{token}: no part of the shipped table")
+    return ", ".join(f".{name} = {fields[name]}" for name in _FIELDS if name in fields)
+
+
+def _require_plain(record: dict[str, Any]) -> None:
+    wanted = {"gpu": GPU, "sm_count": SM_COUNT, "out_dtype": record["dtype"]}
+    wanted |= {"batch_inner": 1, "batch_outer": 1}
+    for name, value in wanted.items():
+        if record[name] != value:
+            size = f"{record['m']}x{record['n']}x{record['k']}"
+            raise ValueError(f"{size}: {name} is {record[name]!r}; the table is for {value!r}")
+
+
+def _choice(record: dict[str, Any]) -> str:
+    """The winner without its dtype."""
+    default_is_as_good = record["default_microseconds"] < MARGIN * record["microseconds"]
+    name = record["default_config" if default_is_as_good else "config"]
+    return str(name.partition("_")[2])
+
+
+def _uses(choices: dict[bool, str]) -> dict[bool, str]:
+    """One row for all problems, and one for batch-invariant ones only where theirs is another."""
+    return {use: config for use, config in sorted(choices.items()) if not use or config != choices.get(False)}
+
+
+def _place(entry: Entry) -> tuple[Any, ...]:
+    return (*entry[:5], list(_DTYPES).index(entry.dtype))
+
+
+def main() -> None:
+    """Writes the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
+    parser.add_argument("-o", "--output", type=Path, default=OUTPUT, metavar="FILE")
+    options = parser.parse_args()
+    files = options.files or shipped()
+    try:
+        table = entries(records_of(files))
+        options.output.write_text(render(table, [file.name for file in files]))
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    print(f"{options.output}: {len(table)} entries")
+
+
+def shipped() -> list[Path]:
+    """The results that the committed table is made of."""
+    return sorted((ROOT / "benchmarks/results").glob("*-h200-table-*.json"))
+
+
+def records_of(files: Iterable[Path]) -> list[dict[str, Any]]:
+    """All of their records, each with its file's header beside it."""
+    found = []
+    for file in files:
+        data = load(file)
+        found += [{**data["header"], **record} for record in data["records"]]
+    return found
+
+
+if __name__ == "__main__":
+    main()

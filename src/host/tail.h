@@ -1,0 +1,56 @@
+// The tail of a walk: its last tiles, whose steps of K lie end to end and are cut into ranges, one for each
+// cluster that would have nothing to do (tile_scheduler.h). The sums of the parts go to the workspace, and a
+// small kernel adds those of each tile, in the order of K (Osama et al., "Stream-K", 2023).
+#pragma once
+#include "host/normal_form.h"
+
+namespace hopgemm {
+
+inline constexpr int kMaxTail = 4096, kMaxRanges = 4096;
+
+// As many parts as the tail has: each range begins one, and so does each tile.
+inline int num_parts(const TileGrid& g) { return g.num_blocks - g.whole + g.ranges - 1; }
+
+// The matrix of sums: fp32, a tile's columns wide, the tiles of all parts and CTAs one below the other.
+inline int64_t sums_rows(const KernelConfig& c, const TileGrid& g) { return part_row(c, num_parts(g), 0); }
+inline int64_t sums_bytes(const KernelConfig& c, const TileGrid& g) {
+  return g.ranges > 0 ? sums_rows(c, g) * c.tile_n * int64_t{sizeof(float)} : 0;
+}
+
+// Of the workspace: packed operands, then the sums.
+inline int64_t packed_bytes(const NormalProblem& p) { return p.a.packed_bytes + p.b.packed_bytes; }
+
+// A range is at least one step long, and a tile has no more parts than there are steps of K.
+inline bool is_valid_tail(const KernelConfig& c, const Schedule& s, double blocks, int64_t k_tiles) {
+  if (s.tail == 0) return s.ranges == 0;
+  return !is_swapped(c) && s.tail <= kMaxTail && s.tail <= blocks && s.ranges >= 1 &&
+         s.ranges <= kMaxRanges && s.tail * k_tiles <= 1 << 30 && s.ranges <= s.tail * k_tiles;
+}
+
+// Parts of one tile of the tail: `count` of them, from part `first` on.
+struct Parts {
+  int first, count;
+};
+HOPGEMM_HOST_DEVICE constexpr Parts parts_of(const TileGrid& g, int tail_block) {
+  const int first = tail_block * g.k_tiles / g.range_steps,
+            last = ((tail_block + 1) * g.k_tiles - 1) / g.range_steps;
+  return {first + tail_block, last - first + 1};
+}
+
+// In which order parts are added: group after group, each from its first to its last. Many parts of a small
+// result take several threads.
+HOPGEMM_HOST_DEVICE constexpr int add_groups(const TileGrid& g) {
+  return g.k_tiles > 8 * g.range_steps ? 8 : 1;
+}
+HOPGEMM_HOST_DEVICE constexpr int first_of_group(int parts, int groups, int group) {
+  return parts * group / groups;
+}
+
+// d = alpha * (the parts' sums) + beta * c + bias, rounded once, for every tile of the tail.
+Status add_tail(const NormalProblem& problem, const KernelConfig& config, const TileGrid& grid,
+                const void* sums, void* stream);
+
+// Loads the kernels of add_tail onto the current device.
+Status load_add_tail();
+
+}  // namespace hopgemm
