@@ -4,8 +4,9 @@
 
 Without a FILE: all of benchmarks/results/*-h200-table-*.json, by name; later files win. Every product that
 was measured gets an entry, also where the cost model's choice is the fastest: an entry answers for its
-neighbours, and a product without one would fall to a neighbour that had another winner. The output depends on
-the records alone.
+neighbours, and a product without one would fall to a neighbour that had another winner. A product that was
+measured in one layout alone, kk, gets its winner in the others too: where more were measured, they agreed. The
+output depends on the records alone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hopgemm import _core
 from hopgemm._bench_results import load
 
 ROOT = Path(__file__).parent.parent
@@ -186,6 +188,27 @@ def records_of(files: Iterable[Path]) -> list[dict[str, Any]]:
     for file in files:
         data = load(file)
         found += [{**data["header"], **record} for record in data["records"]]
+    return found + for_other_layouts(found)
+
+
+def for_other_layouts(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records of kk as those of layouts in which their products were not measured, if the kernel exists."""
+
+    def product(record: dict[str, Any], majors: str) -> tuple[Any, ...]:
+        return majors, *(record[name] for name in ("dtype", "m", "n", "k"))
+
+    measured = {product(record, record["majors"]) for record in records}
+    kernels = set(_core.configs())
+    found = []
+    for record in records:
+        for majors in ("kn", "mk", "mn"):
+            if record["majors"] != "kk" or product(record, majors) in measured:
+                continue
+            names = {
+                name: record[name].replace("_kk_", f"_{majors}_") for name in ("config", "default_config")
+            }
+            if all(name.partition("+")[0] in kernels for name in names.values()):
+                found.append({**record, **names, "majors": majors})
     return found
 
 
