@@ -24,12 +24,22 @@ __device__ uint16_t round_to(DType half, float value) {
 
 __device__ void add(float4& sum, const float4& x) { sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w; }
 
-// `from`: the quad in the tile's first part; the following parts are `step` apart.
+// `from`: the quad in the tile's first part; the following parts are `step` apart. A few at a time, whose
+// loads are in flight together.
 __device__ float4 sum_parts(const float4* from, int64_t step, int first, int end) {
-  if (first == end) return {};
-  float4 sum = from[first * step];
-#pragma unroll 4
-  for (int i = first + 1; i < end; ++i) add(sum, from[i * step]);
+  constexpr int kAtOnce = 4;
+  float4 sum{};
+  for (int i = first; i < end; i += kAtOnce) {
+    float4 parts[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j)
+      if (i + j < end) parts[j] = from[(i + j) * step];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      if (i + j == first) sum = parts[j];  // not added to 0, so that -0 stays -0
+      else if (i + j < end) add(sum, parts[j]);
+    }
+  }
   return sum;
 }
 
@@ -85,8 +95,6 @@ template <int kGroups> __global__ void __launch_bounds__(kSmallKernelThreads)
   const int tail_block = tile / size, rank = tile % size;
   const int quad = blockIdx.x % p.blocks_per_tile * kQuads + lane;  // tiles are whole blocks of quads
   const Parts parts = parts_of(p.grid, tail_block);
-  const Block block = block_at(p.grid, p.grid.whole + tail_block);
-  const Origin origin = origin_of(p.config, block, rank);
   wait_for_the_kernel_before();
   const float4* const from = p.sums + (int64_t{parts.first} * size + rank) * p.quads + quad;
   float4 sum = sum_parts(from, int64_t{size} * p.quads, first_of_group(parts.count, kGroups, group),
@@ -99,6 +107,8 @@ template <int kGroups> __global__ void __launch_bounds__(kSmallKernelThreads)
       if (first_of_group(parts.count, kGroups, g) < first_of_group(parts.count, kGroups, g + 1))
         add(sum, sums[g][lane]);
   }
+  const Block block = block_at(p.grid, p.grid.whole + tail_block);
+  const Origin origin = origin_of(p.config, block, rank);
   finish(p, block, origin.m + quad / p.quads_across, origin.n + quad % p.quads_across * kQuad, sum);
 }
 
