@@ -5,7 +5,7 @@
 Without a FILE: all of benchmarks/results/*-h200-table-*.json, by name; later files win. Every product that
 was measured gets an entry, also where the cost model's choice is the fastest: an entry answers for its
 neighbours, and a product without one would fall to a neighbour that had another winner. A product that was
-measured in one layout alone, kk, gets its winner in the others too: where more were measured, they agreed. The
+measured in one layout alone, kk, gets its winner in the others too: where more were measured, they agree. The
 output depends on the records alone.
 """
 
@@ -192,7 +192,7 @@ def records_of(files: Iterable[Path]) -> list[dict[str, Any]]:
 
 
 def for_other_layouts(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The records of kk as those of layouts in which their products were not measured, if the kernel exists."""
+    """The records of kk for layouts in which their products were not measured, if the kernel exists."""
 
     def product(record: dict[str, Any], majors: str) -> tuple[Any, ...]:
         return majors, *(record[name] for name in ("dtype", "m", "n", "k"))

@@ -20,6 +20,7 @@ from . import _core, _jax_labels, _tune_agreement
 TARGET = "hopgemm.matmul.v1"
 ALIGNMENT = 128  # of the buffers that XLA allocates
 TMA_BYTES = 16  # alignment of strides that TMA asks for
+_STEP = 64  # of K, which one CTA takes at a time
 
 
 class Options(NamedTuple):
@@ -171,11 +172,12 @@ def _workspace_bound(p: _jax_labels.Problem, itemsize: int) -> Any:
     """Bytes of workspace that suffice for any plan of a product whose sizes are not all known.
 
     For each operand that TMA may be unable to read in place: a K-major copy with padded rows. Then the most
-    that the sums of K's slices take.
+    that the sums of a tail take, for which K has to have two steps.
     HAZARD: has to follow `workspace_bytes` of src/host/plan.cc; the handler refuses a workspace that is too
     small.
     """
-    bound: Any = _core.max_sums_bytes
+    has_one_step = isinstance(p.k, int) and p.k <= _STEP
+    bound: Any = 0 if has_one_step else _core.max_sums_bytes
     for strides, rows in ((p.a_strides, p.m), (p.b_strides, p.n)):
         steps = [s * itemsize % TMA_BYTES for s in strides if not (isinstance(s, int) and s == 1)]
         if not all(isinstance(x, int) and x == 0 for x in steps):
