@@ -228,9 +228,10 @@ def _lower_local(
     if not summed:
         return _custom_call(ctx, args, spec, epilogue, options, alpha, beta)
 
-    def partial_sums(lhs: Any, rhs: Any) -> Any:  # they cross devices in fp32: still one rounding
-        d = local_p.bind(lhs, rhs, spec=spec, options=options, **dict(params, out_dtype=F32))
-        return lax.psum(d, summed).astype(params["out_dtype"])
+    def partial_sums(
+        lhs: Any, rhs: Any
+    ) -> Any:  # rounded before they cross, as XLA's own are: half the bytes
+        return lax.psum(local_p.bind(lhs, rhs, spec=spec, options=options, **params), summed)
 
     with compat.no_mesh():
         return compat.lower_fun(partial_sums, multiple_results=False)(ctx, *args)

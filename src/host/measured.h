@@ -23,8 +23,9 @@ struct Measured {
   Config config;  // of whichever dtype
 };
 
-// HAZARD: the table is searched by halves, and an entry whose K turns would make bits depend on a row's
-// position where nobody asked for that. Each table asserts this of itself when it is compiled.
+// HAZARD: the table is searched by halves; an entry whose K turns would make bits depend on a row's position
+// where nobody asked for that; JAX programs of symbolic sizes have no room for more than kMaxSumsBytes. Each
+// table asserts this of itself when it is compiled.
 constexpr bool is_table(std::span<const Measured> table) {
   const auto place = [](const Measured& e) {
     const KernelConfig c = as_called(e.config.kernel);
@@ -33,8 +34,11 @@ constexpr bool is_table(std::span<const Measured> table) {
   return std::is_sorted(table.begin(), table.end(),
                         [&](const Measured& x, const Measured& y) { return place(x) < place(y); }) &&
          std::all_of(table.begin(), table.end(), [](const Measured& e) {
-           return e.config.schedule.k_period == 0 &&
-                  (e.use == MeasuredFor::kAny || !parts_k(e.config.schedule));
+           const auto& [kernel, schedule] = e.config;
+           const int64_t most_parts = schedule.tail + schedule.ranges;
+           return schedule.k_period == 0 &&
+                  most_parts * cluster_size(kernel) * kernel.tile_m * kernel.tile_n * 4 <= kMaxSumsBytes &&
+                  (e.use == MeasuredFor::kAny || !parts_k(schedule));
          });
 }
 

@@ -31,6 +31,7 @@ template <class Hw> void test(const char* name, int seeds, bool is_mutant) {
   c.m = 2 * kCalled.tile_m * kCalled.cluster_m + 8, c.n = kCalled.tile_n + 24,
   c.k = (kConfig.num_stages + 2) * kTileK - 24;
   if (is_swapped(kConfig)) c.schedule.split = 2;
+  else if (!is_mutant) c.schedule.tail = 2, c.schedule.ranges = 3;
   c.out = kConfig.dtype, c.num_ctas = 2 * cluster_size(kConfig, c.schedule.split);
   Product product(kConfig, c, 1);
   product.find_races = false;

@@ -54,14 +54,20 @@ def test_epilogue(name, auto):
     same(s(f), s(g), a, b, bias, c)
 
 
-def test_partial_sums_are_rounded_once():
+def test_partial_sums_cross_in_the_type_of_the_result():
+    """As XLA's own do: 16 bits are half the bytes; out_dtype=float32 keeps them unrounded."""
     m = mesh(AxisType.Auto)
     rng = np.random.default_rng(0)
     a, b = (jnp.asarray(rng.standard_normal(s), BF16) for s in ((16, 64), (64, 16)))
-    want = jnp.asarray((np.asarray(a, "f8") @ np.asarray(b, "f8")).astype("f4"), BF16)
-    got = jax.jit(mm)(put(a, m, P(None, "x")), put(b, m, P("x", None)))
+    halves = [np.asarray(a[:, k], "f8") @ np.asarray(b[k], "f8") for k in (slice(32), slice(32, 64))]
+    rounded = sum(np.asarray(jnp.asarray(x, F32).astype(BF16), "f4") for x in halves)
+    put_a, put_b = put(a, m, P(None, "x")), put(b, m, P("x", None))
+    got = jax.jit(mm)(put_a, put_b)
     assert got.dtype == BF16
-    assert np.mean(np.asarray(got, "f4") != np.asarray(want, "f4")) < 0.02  # fp32 sums: ties only
+    want = np.asarray(jnp.asarray(rounded).astype(BF16), "f4")
+    assert np.mean(np.asarray(got, "f4") != want) < 0.02  # ties only
+    whole = np.asarray(jax.jit(lambda a, b: mm(a, b, out_dtype=F32))(put_a, put_b))
+    np.testing.assert_allclose(whole, halves[0] + halves[1], rtol=1e-5, atol=1e-5)
 
 
 def test_operands_captured_and_arguments_unused(auto):
