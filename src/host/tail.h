@@ -1,6 +1,6 @@
-// The tail of a walk: its last tiles, whose steps of K lie end to end and are cut into ranges, one for each
-// cluster that would have nothing to do (tile_scheduler.h). The sums of the parts go to the workspace, and a
-// small kernel adds those of each tile, in the order of K (Osama et al., "Stream-K", 2023).
+// The tail of a walk: its last tiles, whose K is cut into ranges, one for each cluster that would have
+// nothing to do (tile_scheduler.h). The sums of the parts go to the workspace, and a small kernel adds those
+// of each tile, in their order (Osama et al., "Stream-K", 2023).
 #pragma once
 #include "host/normal_form.h"
 
@@ -8,8 +8,10 @@ namespace hopgemm {
 
 inline constexpr int kMaxTail = 4096, kMaxRanges = 4096;
 
-// As many parts as the tail has: each range begins one, and so does each tile.
-inline int num_parts(const TileGrid& g) { return g.num_blocks - g.whole + g.ranges - 1; }
+// As many parts as the tail has: each range begins one and, where ranges lie end to end, each tile does.
+inline int num_parts(const TileGrid& g) {
+  return g.k_step > 1 ? g.ranges : g.num_blocks - g.whole + g.ranges - 1;
+}
 
 // The matrix of sums: fp32, a tile's columns wide, the tiles of all parts and CTAs one below the other.
 inline int64_t sums_rows(const KernelConfig& c, const TileGrid& g) { return part_row(c, num_parts(g), 0); }
@@ -32,6 +34,7 @@ struct Parts {
   int first, count;
 };
 HOPGEMM_HOST_DEVICE constexpr Parts parts_of(const TileGrid& g, int tail_block) {
+  if (g.k_step > 1) return {tail_block * g.k_step, g.k_step};
   const int first = tail_block * g.k_tiles / g.range_steps,
             last = ((tail_block + 1) * g.k_tiles - 1) / g.range_steps;
   return {first + tail_block, last - first + 1};

@@ -57,7 +57,8 @@ template <class Hw> HOPGEMM_DEVICE void produce(Hw& hw, const GemmParams<typenam
     for (; tiles.valid(); tiles.next()) {
       const Tile t = tiles.tile();
       HOPGEMM_NO_UNROLL
-      for (int k = t.k_first, end = k + t.k_count; k < end; ++k) load_step(hw, p, t, k, state);
+      for (int k = t.k_first, left = t.k_count; left > 0; --left, k += p.grid.k_step)
+        load_step(hw, p, t, k, state);
     }
   }
 }

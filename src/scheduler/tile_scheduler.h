@@ -2,10 +2,11 @@
 // host, emulator. The grid is a fixed pool; cluster i takes items i, i + pool, ... No counter, no atomics, no
 // state beyond an index.
 //
-// An item is a whole tile, or a range of the tail: of the last tiles, whose steps of K lie end to end and are
-// cut into ranges of one length, so that as many clusters as there are ranges share what would keep few of
-// them busy (stream-K). The sums of each part of a tile go to a place of their own; host/tail.h says who adds
-// them up.
+// An item is a whole tile, or a range of the tail: of the last tiles, whose steps of K are shared by as many
+// clusters as there are ranges, since so few tiles would leave most idle. Where every tile gets as many
+// ranges, its steps are dealt to them like cards, so that neighbouring bytes are read at about the same time;
+// else the steps of all tiles lie end to end and are cut into ranges of one length (stream-K). The sums of
+// each part of a tile go to a place of their own; host/tail.h says who adds them up.
 #pragma once
 #include "config/config.h"
 #include "hw/device.h"
@@ -22,7 +23,8 @@ struct TileGrid {
   bool along_m;
   int k_tiles;  // steps of K of a tile
   int whole;  // tiles before the tail
-  int ranges, range_steps;  // of the tail; the last range may be shorter
+  int ranges, range_steps;  // of the tail, and their length at most
+  int k_step;  // from one step of a range to its next: the ranges of a tile, or 1 where they lie end to end
 };
 
 struct Block {  // one cluster tile
@@ -48,19 +50,14 @@ HOPGEMM_HOST_DEVICE constexpr TileGrid make_tile_grid(const Config& config, int6
       config.schedule.group < across ? config.schedule.group : across;  // so that group * length fits
   const int blocks = m_blocks * n_blocks * batch_inner * batch_outer, k_tiles = ceil_div(k, kTileK);
   const Schedule& s = config.schedule;
-  const int range_steps = s.tail > 0 ? ceil_div(s.tail * k_tiles, s.ranges) : 0;
-  return {m_blocks,
-          n_blocks,
-          batch_inner,
-          batch_outer,
-          blocks,
-          group,
-          s.k_period,
-          s.along_m,
-          k_tiles,
-          blocks - s.tail,
-          s.tail > 0 ? ceil_div(s.tail * k_tiles, range_steps) : 0,
-          range_steps};
+  int ranges = 0, range_steps = 0, k_step = 1;
+  if (s.tail > 0) {
+    if (s.ranges % s.tail == 0) k_step = s.ranges / s.tail;
+    range_steps = ceil_div(int64_t{s.tail} * k_tiles, s.ranges);
+    ranges = k_step > 1 ? s.ranges : ceil_div(s.tail * k_tiles, range_steps);
+  }
+  return {m_blocks,  n_blocks, batch_inner,     batch_outer, blocks,      group, s.k_period,
+          s.along_m, k_tiles,  blocks - s.tail, ranges,      range_steps, k_step};
 }
 HOPGEMM_HOST_DEVICE constexpr int num_items(const TileGrid& g) { return g.whole + g.ranges; }
 
@@ -94,18 +91,23 @@ struct Piece {
 };
 
 // A place in the walk: the number of a whole tile, or g.whole and the steps of K of the tail before it.
-HOPGEMM_HOST_DEVICE constexpr int tail_steps(const TileGrid& g) {
-  return (g.num_blocks - g.whole) * g.k_tiles;
-}
 HOPGEMM_HOST_DEVICE constexpr int place_of_item(const TileGrid& g, int item) {
   return item < g.whole ? item : g.whole + (item - g.whole) * g.range_steps;
 }
+HOPGEMM_HOST_DEVICE constexpr int end_of_walk(const TileGrid& g) {
+  return g.whole + (g.k_step > 1 ? g.ranges * g.range_steps : (g.num_blocks - g.whole) * g.k_tiles);
+}
 HOPGEMM_HOST_DEVICE constexpr Piece piece_at(const TileGrid& g, int place) {
   if (place < g.whole) return {place, 0, g.k_tiles, -1};
-  const int step = place - g.whole, range = step / g.range_steps, block = step / g.k_tiles;
+  const int step = place - g.whole, range = step / g.range_steps;
+  if (g.k_step > 1) {
+    const int block = range / g.k_step, share = range % g.k_step;
+    return {g.whole + block, share, (g.k_tiles - share + g.k_step - 1) / g.k_step, range};
+  }
+  const int block = step / g.k_tiles;
   const int left_of_range = (range + 1) * g.range_steps - step,
             left_of_block = (block + 1) * g.k_tiles - step;
-  const int left = tail_steps(g) - step;  // the last range may be shorter
+  const int left = end_of_walk(g) - place;  // the last range may be shorter
   const int count = left_of_block < left_of_range ? left_of_block
                     : left_of_range < left        ? left_of_range
                                                   : left;
@@ -135,14 +137,16 @@ template <KernelConfig kConfig> class TileScheduler {
         place_(place_of_item(grid, cluster)),
         num_clusters_(num_clusters),
         cta_rank_(cta_rank) {}
-  HOPGEMM_DEVICE bool valid() const { return place_ < grid_.whole + tail_steps(grid_); }
+  HOPGEMM_DEVICE bool valid() const { return place_ < end_of_walk(grid_); }
   HOPGEMM_DEVICE bool is_whole() const { return place_ < grid_.whole; }
   HOPGEMM_DEVICE void next() {
     if (is_whole()) {
       place_ = place_of_item(grid_, place_ + num_clusters_);
     } else {
-      place_ += piece().k_count;
-      if ((place_ - grid_.whole) % grid_.range_steps == 0) place_ += (num_clusters_ - 1) * grid_.range_steps;
+      const int step = place_ - grid_.whole, next = step + piece().k_count;
+      const bool is_done = grid_.k_step > 1 || next % grid_.range_steps == 0;
+      const int range = step / grid_.range_steps + num_clusters_;
+      place_ = grid_.whole + (is_done ? range * grid_.range_steps : next);
     }
   }
   HOPGEMM_DEVICE Piece piece() const { return piece_at(grid_, place_); }

@@ -81,27 +81,26 @@ void check_tails() {
         CHECK(is_valid_tail(kConfig, s, grid.num_blocks, k_tiles) && grid.ranges <= ranges);
         for (int pool : {1, 2, 5, 132}) {
           std::map<int, int> visits;  // of step k of block b, by b * k_tiles + k
-          std::map<int, std::tuple<int, int, int>> parts;
+          std::map<int, Piece> parts;
           for (int cluster = 0; cluster < pool; ++cluster)
             for (TileScheduler<kConfig> tiles(grid, cluster, pool, 0); tiles.valid(); tiles.next()) {
               const Piece p = tiles.piece();
-              CHECK(p.k_count > 0 && p.k_first + p.k_count <= k_tiles &&
-                    (p.part >= 0) == (p.block >= grid.whole));
-              for (int k = p.k_first; k < p.k_first + p.k_count; ++k) ++visits[p.block * k_tiles + k];
-              if (p.part >= 0) CHECK(parts.insert({p.part, {p.block, p.k_first, p.k_count}}).second);
+              CHECK(p.k_count > 0 && (p.part >= 0) == (p.block >= grid.whole));
+              const int step = p.part < 0 ? 1 : grid.k_step;
+              for (int i = 0; i < p.k_count; ++i) ++visits[p.block * k_tiles + p.k_first + i * step];
+              if (p.part >= 0) CHECK(parts.insert({p.part, p}).second);
             }
           CHECK(static_cast<int>(visits.size()) == grid.num_blocks * k_tiles);
           for (const auto& [step, times] : visits) CHECK(times == 1);
-          CHECK(parts.empty() || (parts.begin()->first >= 0 && parts.rbegin()->first < num_parts(grid)));
+          CHECK(parts.begin()->first >= 0 && parts.rbegin()->first < num_parts(grid));
           for (int i = 0; i < tail; ++i) {
             const Parts sums = parts_of(grid, i);
-            int next = 0;
+            int steps = 0;
             for (int part = sums.first; part < sums.first + sums.count; ++part) {
-              const auto [block, first, count] = parts[part];
-              CHECK(block == grid.whole + i && first == next);
-              next = first + count;
+              CHECK(parts[part].block == grid.whole + i && (grid.k_step > 1 || parts[part].k_first == steps));
+              steps += parts[part].k_count;
             }
-            CHECK(next == k_tiles &&
+            CHECK(steps == k_tiles &&
                   first_of_group(sums.count, add_groups(grid), add_groups(grid)) == sums.count);
           }
         }
