@@ -103,6 +103,7 @@ template <int kGroups> __global__ void __launch_bounds__(kSmallKernelThreads)
     sums[group][lane] = sum;
     __syncthreads();
     if (group > 0) return;
+#pragma unroll 1
     for (int g = 1; g < kGroups; ++g)
       if (first_of_group(parts.count, kGroups, g) < first_of_group(parts.count, kGroups, g + 1))
         add(sum, sums[g][lane]);
