@@ -35,7 +35,7 @@ _MAX_BYTES = 4 << 20
 _MAX_ENTRIES = _MAX_BYTES // 1024  # so many always fit: an entry's line is shorter, whatever it holds
 _MAX_ELEMENTS = 2**48  # of an operand, all batches: more than memory holds, and strides still fit 64 bits
 _LOCK_WAIT_S = 10.0
-_CONFIG = re.compile(r"[a-z0-9_+]{1,95}")
+_CONFIG = re.compile(r"[a-z0-9_+]{1,127}")
 _DTYPES = ("bfloat16", "float16")
 _OWN_HEAD = re.compile(rb'\s*(\{\s*"schema"\s*:\s*\d|\Z)')  # an empty file is anybody's
 

@@ -2,7 +2,7 @@
 
 One device, or shard_map over all axes: the custom call alone. Explicit axes: the types say everything, a
 shard_map inside the lowering. Auto axes: custom_partitioning, called inside the primitive, where no
-derivative or vmap ever sees it. Partial sums cross devices in fp32 and are rounded once.
+derivative or vmap ever sees it. Partial sums cross devices in the result's type.
 """
 
 from __future__ import annotations

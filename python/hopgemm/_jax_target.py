@@ -123,7 +123,7 @@ def plan(
     """
     if not all(isinstance(x, int) for a in (*avals, out) for x in a.shape):
         p = _jax_labels.problem(spec, epilogue, avals[0].shape, avals[1].shape, out.shape)
-        return options.config or "auto", _workspace_bound(p, avals[0].dtype.itemsize)
+        return options.config or "auto", _workspace_bound(p, avals[0].dtype.itemsize, options)
     chosen = describe(spec, epilogue, avals, out, options, alpha, beta, lowering=True)
     return chosen["config"] or "auto", chosen["workspace_bytes"]
 
@@ -168,16 +168,17 @@ def describe(
     )
 
 
-def _workspace_bound(p: _jax_labels.Problem, itemsize: int) -> Any:
+def _workspace_bound(p: _jax_labels.Problem, itemsize: int, options: Options) -> Any:
     """Bytes of workspace that suffice for any plan of a product whose sizes are not all known.
 
     For each operand that TMA may be unable to read in place: a K-major copy with padded rows. Then the most
-    that the sums of a tail take, for which K has to have two steps.
+    that the sums of a tail take, where there may be one.
     HAZARD: has to follow `workspace_bytes` of src/host/plan.cc; the handler refuses a workspace that is too
     small.
     """
     has_one_step = isinstance(p.k, int) and p.k <= _STEP
-    bound: Any = 0 if has_one_step else _core.max_sums_bytes
+    no_tail = has_one_step or options.batch_invariant or (options.config and "+tail" not in options.config)
+    bound: Any = 0 if no_tail else _core.max_sums_bytes
     for strides, rows in ((p.a_strides, p.m), (p.b_strides, p.n)):
         steps = [s * itemsize % TMA_BYTES for s in strides if not (isinstance(s, int) and s == 1)]
         if not all(isinstance(x, int) and x == 0 for x in steps):

@@ -15,6 +15,8 @@ import torch
 from torch._functorch import autograd_function as functorch
 from torch._guards import TracingContext
 from torch.autograd import forward_ad
+from torch.utils import checkpoint
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ._torch_checks import lies_by_column
 from ._torch_library import LIBRARY, Args, gemm, raw_gemm, raw_mm, raw_mm_backward, raw_mm_bias
@@ -238,7 +240,22 @@ def _is_for_compiled_graph(a: torch.Tensor, b: torch.Tensor) -> bool:
         and not are_transforms_active()
         and not is_dtensor(a)
         and not is_dtensor(b)
+        and not _has_checkpoint_policy()
     )
+
+
+def _has_checkpoint_policy() -> bool:
+    """Is this in a checkpoint whose policy says by operator what to save? It knows the public ones only."""
+    from torch._higher_order_ops import wrap  # while tracing: they are loaded then
+
+    torchs = getattr(wrap, "_always_prefer_recompute", None)  # its policy where the caller gave none
+    for mode in _get_current_dispatch_mode_stack():
+        if isinstance(mode, checkpoint._CachingTorchDispatchMode) and mode.policy_fn is not torchs:
+            return True
+        # The recomputation: it looks up what the forward called.
+        if isinstance(mode, checkpoint._CachedTorchDispatchMode) and gemm in mode.storage:
+            return True
+    return False
 
 
 def _shortest(*given: Any) -> torch.Tensor:

@@ -27,8 +27,6 @@ _GEMM = (
     'ScalarType? out_dtype=None, str config="", int sm_limit=0, bool batch_invariant=False) -> Tensor'
 )
 _SCHEMAS = {
-    "gemm": _GEMM,
-    "_gemm": _GEMM,
     # The arguments of most calls: every further one costs 0.1 to 0.4 us of conversion, even at its default.
     "_mm": "(Tensor a, Tensor b) -> Tensor",
     "_mm_bias": "(Tensor a, Tensor b, Tensor bias) -> Tensor",
@@ -36,9 +34,12 @@ _SCHEMAS = {
     "_linear_backward": "(Tensor grad, Tensor x, Tensor weight, bool wide_x, bool wide_weight) "
     "-> (Tensor, Tensor)",
 }
-# Where strides matter. A custom operator must not return an alias of an argument, and one tensor must not
-# come in as `out` and as `c`: so those return nothing, and beta without c reads `out`.
+# Where strides matter: a `config` is a kernel for the layouts that the caller saw. A custom operator must not
+# return an alias of an argument, and one tensor must not come in as `out` and as `c`: so those with `out`
+# return nothing, and beta without c reads `out`.
 _SCHEMAS_OF_STRIDES = {
+    "gemm": _GEMM,
+    "_gemm": _GEMM,
     "_mm_backward": "(Tensor grad, Tensor a, Tensor b) -> (Tensor, Tensor)",  # the second lies as b does
     "gemm_out": "(Tensor(a!) out, Tensor a, Tensor b, Tensor? c=None, Tensor? bias=None, float alpha=1.0, "
     'float beta=0.0, str config="", int sm_limit=0, bool batch_invariant=False) -> ()',

@@ -35,7 +35,8 @@ def trace(
       m: rows of the result.
       n: its columns.
       k: length of the sums.
-      config: a kk kernel, with a schedule or without; "" takes what `hopgemm.plan` takes.
+      config: a kk kernel, with a schedule or without; "" takes what `hopgemm.plan` takes under batch_invariant
+          or, on a GPU where there is no traced build of that, the first of `traced_configs()`.
       device: a GPU; None: the model.
       records: how many calls of each role may be kept on a GPU.
 
@@ -74,9 +75,14 @@ def trace(
 def _plan(m: int, n: int, k: int, config: str, device: int | None) -> dict[str, Any]:
     from . import _core
 
-    plan = _core.plan(
-        "bfloat16", "bfloat16", m, n, k, [], [k, 1], [1, k], [n, 1], config=config, device=device
-    )
+    def plan_of(config: str) -> dict[str, Any]:
+        # batch_invariant: neither a split nor a tail, whose second kernel would not be seen.
+        product = ("bfloat16", "bfloat16", m, n, k, [], [k, 1], [1, k], [n, 1])
+        return _core.plan(*product, config=config, device=device, batch_invariant=not config)
+
+    plan = plan_of(config)
+    if not config and device is not None and plan["config"].partition("+")[0] not in traced_configs():
+        plan = plan_of(traced_configs()[0])
     if plan["path"] != "gemm" or plan["pack_a"] or plan["pack_b"]:
         raise ValueError(
             f"hopgemm.trace: {m} x {n} x {k} is not one launch of the kernel on operands in place; take M and"

@@ -25,7 +25,7 @@ _WALKS = ("+m4", "+m8", "+m16", "+n4", "+n8")
 _TILE_K = 64
 _PADDING = 8  # times the elements of the tiles that fit best: more is no candidate
 _MOST_WAVES = 8  # after more of them the last one hardly counts
-_LONG_US = 1000.0  # from here on the power limit decides, and only sustained runs rank kernels rightly
+LONG_US = 1000.0  # from here on the power limit decides, and only sustained runs rank kernels rightly
 _MARGIN = 1.01  # a winner is faster than the default by more than noise, or the default stays
 _LOOK_S, _ONE_LOOK_S = 0.001, 0.02  # a look; what takes so long needs no second one
 # Times the fastest. After a look: clocks may have sunk from one to the next. For the final: what wastes
@@ -107,7 +107,7 @@ class Race:
         report(0.6, "checking the best")
         finalists = self._finalists([*names, *walks], default, key)
         report(0.7, f"timing the {len(finalists)} best")
-        long = self._seconds[finalists[0]] * 1e6 >= _LONG_US
+        long = self._seconds[finalists[0]] * 1e6 >= LONG_US
         final = self._in_turn(finalists, self._effort.long if long else self._effort.short)
         winner = min(final, key=final.__getitem__)
         if default in final and final[default] < _MARGIN * final[winner]:

@@ -126,6 +126,13 @@ HOPGEMM_API int driver_version();  // 0 without a driver
 HOPGEMM_API Status make_plan(const Problem& problem, const char* config, const DeviceFacts& facts,
                              Plan& plan);
 
+// Plans without a tail, for who has no workspace to spare: other bits than make_plan()'s choice may give, and
+// no more workspace than copies of operands take.
+inline Status make_small_plan(Problem problem, const DeviceFacts& facts, Plan& plan) {
+  problem.batch_invariant = true;
+  return make_plan(problem, "", facts, plan);
+}
+
 // Enqueues the planned product on `stream` (a cudaStream_t) of the current device. Legal inside a stream
 // capture, the first call of a process included.
 HOPGEMM_API Status gemm(const Problem& problem, const Plan& plan, void* workspace, void* stream);

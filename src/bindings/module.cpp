@@ -264,11 +264,14 @@ void gemm(const Array& a, const Array& b, const Array& out, const std::optional<
   hopgemm::Plan q;
   check(hopgemm::plan_tuned(p, config.c_str(), f, q));
   const int64_t given = workspace ? static_cast<int64_t>(workspace->nbytes()) : 0;
+  if (given < q.workspace_bytes && q.sums_bytes > 0 && (config.empty() || config == "auto"))
+    check(hopgemm::make_small_plan(p, f, q));
   if (given < q.workspace_bytes)
-    throw nb::value_error(
-        ("hopgemm.gemm: these operands are copied before the product; pass a workspace of " +
-         std::to_string(q.workspace_bytes) + " bytes, 16-byte aligned (given: " + std::to_string(given) + ")")
-            .c_str());
+    throw nb::value_error(("hopgemm.gemm: operands are copied before this product, or parts of sums kept; "
+                           "pass a workspace of " +
+                           std::to_string(q.workspace_bytes) +
+                           " bytes, 16-byte aligned (given: " + std::to_string(given) + ")")
+                              .c_str());
   nb::gil_scoped_release release;
   hopgemm::DeviceGuard guard(out.device_id());
   check(guard.status());

@@ -137,6 +137,9 @@ inline Status plan_call(const Call& call, std::string_view named, const DeviceFa
     if (Status s = make_plan(call.problem, "auto", facts, plan); !s.ok()) return s;
   }
   if (!first.ok()) say_replaced(config, first.message, plan.config);
+  // Nobody knew of this choice when the program was lowered.
+  if (plan.sums_bytes > 0 && plan.workspace_bytes > call.workspace_bytes && (automatic || !first.ok()))
+    return make_small_plan(call.problem, facts, plan);
   return {};
 }
 

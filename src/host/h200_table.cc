@@ -14,7 +14,7 @@ constexpr DType kAny16 = DType::kBF16;
 
 // M, N, K, for which dtypes and problems, config.
 // clang-format off
-constexpr std::array<Measured, 772> kTable{{
+constexpr std::array<Measured, 768> kTable{{
     {33, 65, 129, kBoth, kAny, {{kAny16, kK, kK, 64, 64, 1, 1, 12, kPingpong}, {}}},
     {64, 128, 65536, kBoth, kAny, {{kAny16, kK, kK, 64, 64, 1, 1, 12, kPingpong},
         {.tail = 2, .ranges = 132}}},
@@ -110,7 +110,6 @@ constexpr std::array<Measured, 772> kTable{{
         {.group = 4, .max_ctas = 132}}},
     {4096, 4096, 32, kBoth, kAny, {{kAny16, kK, kK, 128, 128, 1, 1, 6, kPingpong},
         {.along_m = false, .group = 8, .max_ctas = 132}}},
-    {4096, 4096, 4096, kBoth, kAny, {{kAny16, kK, kK, 128, 128, 1, 1, 6, kPingpong}, {.max_ctas = 128}}},
     {4096, 4096, 7168, kBoth, kAny, {{kAny16, kK, kK, 128, 256, 2, 1, 4, kCooperative}, {.max_ctas = 128}}},
     {4096, 4096, 14336, kBoth, kAny, {{kAny16, kK, kK, 128, 256, 2, 1, 4, kCooperative}, {.max_ctas = 128}}},
     {8192, 4096, 4096, kBoth, kAny, {{kAny16, kK, kK, 128, 256, 2, 1, 4, kCooperative}, {.max_ctas = 128}}},
@@ -375,7 +374,6 @@ constexpr std::array<Measured, 772> kTable{{
         {.group = 4, .max_ctas = 132}}},
     {4096, 4096, 32, kBoth, kAny, {{kAny16, kK, kMN, 128, 128, 1, 1, 6, kPingpong},
         {.along_m = false, .group = 8, .max_ctas = 132}}},
-    {4096, 4096, 4096, kBoth, kAny, {{kAny16, kK, kMN, 128, 128, 1, 1, 6, kPingpong}, {.max_ctas = 128}}},
     {4096, 4096, 7168, kBoth, kAny, {{kAny16, kK, kMN, 128, 256, 2, 1, 4, kCooperative}, {.max_ctas = 128}}},
     {4096, 4096, 14336, kBoth, kAny, {{kAny16, kK, kMN, 128, 256, 2, 1, 4, kCooperative}, {.max_ctas = 128}}},
     {8192, 4096, 4096, kBoth, kAny, {{kAny16, kK, kMN, 128, 256, 2, 1, 4, kCooperative}, {.max_ctas = 128}}},
@@ -624,7 +622,6 @@ constexpr std::array<Measured, 772> kTable{{
         {.group = 4, .max_ctas = 132}}},
     {4096, 4096, 32, kBoth, kAny, {{kAny16, kMN, kK, 128, 128, 1, 1, 6, kPingpong},
         {.along_m = false, .group = 8, .max_ctas = 132}}},
-    {4096, 4096, 4096, kBoth, kAny, {{kAny16, kMN, kK, 128, 128, 1, 1, 6, kPingpong}, {.max_ctas = 128}}},
     {4096, 4096, 7168, kBoth, kAny, {{kAny16, kMN, kK, 128, 256, 2, 1, 4, kCooperative}, {.max_ctas = 128}}},
     {4096, 4096, 14336, kBoth, kAny, {{kAny16, kMN, kK, 128, 256, 2, 1, 4, kCooperative}, {.max_ctas = 128}}},
     {8192, 4096, 4096, kBoth, kAny, {{kAny16, kMN, kK, 128, 256, 2, 1, 4, kCooperative}, {.max_ctas = 128}}},
@@ -854,7 +851,6 @@ constexpr std::array<Measured, 772> kTable{{
         {.group = 4, .max_ctas = 132}}},
     {4096, 4096, 32, kBoth, kAny, {{kAny16, kMN, kMN, 128, 128, 1, 1, 6, kPingpong},
         {.along_m = false, .group = 8, .max_ctas = 132}}},
-    {4096, 4096, 4096, kBoth, kAny, {{kAny16, kMN, kMN, 128, 128, 1, 1, 6, kPingpong}, {.max_ctas = 128}}},
     {4096, 4096, 7168, kBoth, kAny, {{kAny16, kMN, kMN, 128, 256, 2, 1, 4, kCooperative}, {.max_ctas = 128}}},
     {4096, 4096, 14336, kBoth, kAny, {{kAny16, kMN, kMN, 128, 256, 2, 1, 4, kCooperative},
         {.max_ctas = 128}}},

@@ -89,7 +89,8 @@ struct TailChoice {
 TailChoice estimate_tail(const KernelConfig& c, const NormalProblem& p, const Work& w, double bytes) {
   const double whole = std::floor(w.blocks / w.clusters), tail = w.blocks - whole * w.clusters;
   // After many waves the last one hardly counts, and what does is energy: walks that share panels in L2.
-  if (whole >= kManyWaves || tail == 0 || tail > kMaxTail || tail * w.k_tiles > 1 << 30) return {};
+  if (whole >= kManyWaves || tail == 0 || tail > kMaxTail || tail * w.k_tiles > double(kMaxPlaces) / 16)
+    return {};
   // At least so many steps a range, that its epilogue is worth it.
   const double parts = std::min(std::floor(w.clusters / tail), std::floor(w.k_tiles / kFewestSteps));
   if (parts < 2) return {};

@@ -7,6 +7,7 @@
 namespace hopgemm {
 
 inline constexpr int kMaxTail = 4096, kMaxRanges = 4096;
+inline constexpr int64_t kMaxPool = 1024, kMaxPlaces = 1 << 30;  // clusters of a device; places of a tail
 
 // As many parts as the tail has: each range begins one and, where ranges lie end to end, each tile does.
 inline int num_parts(const TileGrid& g) {
@@ -25,8 +26,12 @@ inline int64_t packed_bytes(const NormalProblem& p) { return p.a.packed_bytes + 
 // A range is at least one step long, and a tile has no more parts than there are steps of K.
 inline bool is_valid_tail(const KernelConfig& c, const Schedule& s, double blocks, int64_t k_tiles) {
   if (s.tail == 0) return s.ranges == 0;
-  return !is_swapped(c) && s.tail <= kMaxTail && s.tail <= blocks && s.ranges >= 1 &&
-         s.ranges <= kMaxRanges && s.tail * k_tiles <= 1 << 30 && s.ranges <= s.tail * k_tiles;
+  if (is_swapped(c) || s.tail > kMaxTail || s.tail > blocks || s.ranges < 1 || s.ranges > kMaxRanges)
+    return false;
+  const int64_t steps = s.tail * k_tiles;
+  // HAZARD: places in the walk are 32 bits, and the last clusters look as far as the pool is wide beyond its
+  // end.
+  return s.ranges <= steps && (s.ranges + kMaxPool) * ((steps + s.ranges - 1) / s.ranges) <= kMaxPlaces;
 }
 
 // Parts of one tile of the tail: `count` of them, from part `first` on.
@@ -43,7 +48,7 @@ HOPGEMM_HOST_DEVICE constexpr Parts parts_of(const TileGrid& g, int tail_block) 
 // In which order parts are added: group after group, each from its first to its last. Many parts of a small
 // result take several threads.
 HOPGEMM_HOST_DEVICE constexpr int add_groups(const TileGrid& g) {
-  return g.k_tiles > 8 * g.range_steps ? 8 : 1;
+  return g.k_tiles / 8 > g.range_steps ? 8 : 1;
 }
 HOPGEMM_HOST_DEVICE constexpr int first_of_group(int parts, int groups, int group) {
   return parts * group / groups;

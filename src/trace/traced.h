@@ -9,7 +9,8 @@
 
 namespace hopgemm::trace {
 
-// The kernels of which a traced build is compiled: what 4096^3 runs, and the ping-pong arrangement.
+// The kernels of which a traced build is compiled: the cooperative one that large products run
+// on, and the ping-pong arrangement.
 inline constexpr KernelConfig kTracedCooperative{
     DType::kBF16, Major::kK, Major::kK, 128, 256, 2, 1, 4, Arrangement::kCooperative};
 inline constexpr KernelConfig kTracedPingpong{DType::kBF16,          Major::kK, Major::kK, 128, 128, 2, 1, 6,

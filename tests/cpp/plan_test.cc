@@ -374,6 +374,9 @@ void check_tails() {
   refuse(p, {"last 17 tiles of 16", "64 a tile"}, (plain + "+tail17x20").c_str());
   refuse(p, {"into 1025 ranges"}, (plain + "+tail16x1025").c_str());
   refuse(p, {"into 5000 ranges"}, (plain + "+tail16x5000").c_str());
+  // So many steps that the walk's places would not fit 32 bits.
+  refuse(row_major(4224, 4224, 262144), {"at most"}, "bf16_kn_64x64x64_c1x1_s12_pingpong+tail4096x1");
+  refuse(row_major(4224, 4224, 524288), {"at most"}, "bf16_kn_64x64x64_c1x1_s12_pingpong+tail4096x2");
   refuse(p, {"not swapped"}, "bf16_kn_16x128x64_c1x1_s11_swap+tail1x2");
   const Plan packed = plan_of(row_major(512, 504, 4095), "bf16_kn_128x128x64_c1x1_s6_pingpong+tail16x128");
   CHECK(packed.pack_a && packed.workspace_bytes == packed.sums_bytes + 512 * 4096 * 2);

@@ -110,11 +110,11 @@ void check_tails() {
 // A strip is `group` wide, its neighbour runs back, and K turns every k_period steps: the order itself, once
 // by hand.
 void check_order() {
-  const TileGrid grid{3, 3, 1, 1, 9, 2, 0, true};
+  const TileGrid grid{3, 3, 1, 1, 9, 2, 0, true, 1, 9, 0, 0, 1};
   constexpr int kExpected[][2] = {{0, 0}, {0, 1}, {1, 0}, {1, 1}, {2, 0}, {2, 1}, {2, 2}, {1, 2}, {0, 2}};
   for (int i = 0; i < 9; ++i)
     CHECK(block_at(grid, i).m == kExpected[i][0] && block_at(grid, i).n == kExpected[i][1]);
-  const TileGrid turning{4, 2, 1, 1, 8, 2, 2, true};
+  const TileGrid turning{4, 2, 1, 1, 8, 2, 2, true, 1, 8, 0, 0, 1};
   for (int i = 0; i < 8; ++i) CHECK(block_at(turning, i).k_reversed == (i >= 4));
 }
 

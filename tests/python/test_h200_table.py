@@ -69,13 +69,13 @@ def test_rows():
     assert rows(
         record(SWAP + "+split2", k=14336),
         record("mn_" + COOP, majors="mn", m=8192),
-        record("kn_" + COOP + "+n16+ctas128", majors="kn", m=4096),
+        record("kn_" + COOP + "+n16+ctas128", majors="kn", m=2048),
         record("kn_64x128x64_c1x1_s7_swap+m4+ctas132+split2", majors="kn"),
     ) == [
         "{16, 4096, 14336, kBoth, kAny, {{kAny16, kK, kK, 128, 16, 2, 1, 11, kSwapped}, {.split = 2}}}",
         "{16, 4096, 4096, kBoth, kAny, {{kAny16, kMN, kK, 128, 64, 1, 1, 7, kSwapped},\n"
         "        {.group = 4, .max_ctas = 132, .split = 2}}}",
-        "{4096, 4096, 4096, kBoth, kAny, {{kAny16, kK, kMN, 128, 256, 2, 1, 4, kCooperative},\n"
+        "{2048, 4096, 4096, kBoth, kAny, {{kAny16, kK, kMN, 128, 256, 2, 1, 4, kCooperative},\n"
         "        {.along_m = false, .group = 16, .max_ctas = 128}}}",
         "{8192, 4096, 4096, kBoth, kAny, {{kAny16, kMN, kMN, 128, 256, 2, 1, 4, kCooperative}, {}}}",
     ]
@@ -96,6 +96,12 @@ def test_a_winner_of_kk_stands_for_layouts_that_were_not_measured():
         ("mn", 16, f"bf16_mn_{COOP}+tail3x66"),
         ("kn", 32, f"bf16_{SWAP.replace('kk', 'kn')}"),  # its 16 rows are of a K-major A alone
     ]
+
+
+def test_a_big_square_counts_if_it_was_measured_sustained():
+    square = {"m": 4096, "n": 4096, "k": 4096}
+    assert make_table.entries([record("kk_" + COOP, us=200.0, **square)]) == []
+    assert len(make_table.entries([record("kk_" + COOP, us=2000.0, **square)])) == 1
 
 
 def test_a_later_record_counts():

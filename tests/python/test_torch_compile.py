@@ -1,5 +1,6 @@
 """hopgemm.torch.matmul under FakeTensor, torch.compile, torch.export; opcheck of every operator. On CPU."""
 
+import functools
 import subprocess
 import sys
 
@@ -7,8 +8,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch._dynamo.backends.common import aot_autograd  # noqa: E402
 from torch._dynamo.testing import CompileCounter  # noqa: E402
+from torch._functorch.partitioners import min_cut_rematerialization_partition  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.utils.checkpoint import (  # noqa: E402
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 import hopgemm  # noqa: E402
 import hopgemm.torch  # noqa: E402
@@ -205,6 +213,41 @@ def test_compiled_autocast_checkpoint_and_func():
     assert_same(mapped(batch), matmul(batch, b))
     loss = torch.func.grad(lambda x: matmul(x, b).square().sum())
     assert_same(torch.compile(loss, fullgraph=True, backend="aot_eager")(a), loss(a))
+
+
+@pytest.mark.parametrize("save", [True, False])
+def test_compiled_checkpoint_policy_sees_the_public_operator(save):
+    def policy(ctx, op, *args, **kwargs):
+        saved = save and op is OPS.gemm.default
+        return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def remat(x, w):
+        contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+        return checkpoint(lambda x, w: matmul(x, w).sin(), x, w, use_reentrant=False, context_fn=contexts)
+
+    graphs = []
+
+    def keep(graph, _):
+        graphs.append(sum("hopgemm" in str(n.target) for n in graph.graph.nodes))
+        return graph
+
+    backend = aot_autograd(
+        fw_compiler=keep, bw_compiler=keep, partition_fn=min_cut_rematerialization_partition
+    )
+    args = integers(3, 4, grad=True), integers(4, 5, grad=True)
+    compiled = torch.compile(remat, fullgraph=True, backend=backend)
+    got = torch.autograd.grad(compiled(*args).sum(), args)
+    assert graphs == [1, 2 if save else 3]  # in forward; in backward
+    for g, want in zip(got, torch.autograd.grad(remat(*args).sum(), args), strict=True):
+        assert_same(g, want)
+
+
+def test_only_operators_without_a_config_have_flexible_strides():
+    """Inductor may hand those other strides than were traced, for which a config need not be."""
+    for name in ("gemm", "_gemm", "_mm", "_mm_bias", "_linear", "_linear_backward"):
+        operator = getattr(OPS, name).default
+        takes_config = any(argument.name == "config" for argument in operator._schema.arguments)
+        assert (torch.Tag.flexible_layout in operator.tags) is not takes_config
 
 
 class Recorder:

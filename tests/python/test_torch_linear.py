@@ -12,11 +12,13 @@ torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
 import torch_cases  # noqa: E402
+from torch._dynamo import compiled_autograd  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.nn.utils import parametrize  # noqa: E402
 from torch.testing._internal.two_tensor import TwoTensor  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from torch_cases import DTYPES  # noqa: E402
 from torch_layer_cases import assert_gradients, assert_same, integers, layer_of_integers, twin  # noqa: E402
 
@@ -258,6 +260,61 @@ def test_checkpointing(products, reentrant):
     assert len(products) == 4  # forward, and once more in backward
     assert_same(x.grad, wide.grad)
     assert_gradients(layer, reference)
+
+
+@pytest.mark.parametrize("x_shape", [(4,), (3, 4), (2, 3, 4)])
+@pytest.mark.parametrize("frozen", [(), ("weight",), ("bias",), ("weight", "bias")])
+@pytest.mark.parametrize("region", [False, True])
+def test_checkpointing_saves_alike_either_way(x_shape, frozen, region):
+    """What is computed again in backward does not see the block around the forward."""
+    layer = layer_of_integers(4, 5, dtype=torch.float32 if region else torch.bfloat16)
+    for name in frozen:
+        getattr(layer, name).requires_grad_(False)
+    blocks = [hopgemm.batch_invariant(), hopgemm.sm_limit(8), FlopCounterMode(display=False)]
+    for block in blocks:
+        x = integers(*x_shape, dtype=layer.weight.dtype, grad=True)
+        reference, wide = twin(layer), x.detach().double().requires_grad_()
+        layer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=region), block:
+            y = checkpoint(layer, x, use_reentrant=False)
+        y.sum().backward()
+        reference(wide).sum().backward()
+        assert_same(x.grad, wide.grad)
+        for p, q in zip(layer.parameters(), reference.parameters(), strict=True):
+            if p.requires_grad:
+                assert_same(p.grad, q.grad)
+
+
+@pytest.mark.parametrize("region", [False, True])
+def test_compiled_autograd(region):
+    layer = layer_of_integers(4, 5, dtype=torch.float32 if region else torch.bfloat16)
+    x = integers(3, 4, dtype=layer.weight.dtype, grad=True)
+    reference, wide = twin(layer), x.detach().double().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=region):
+        y = layer(x)
+    with compiled_autograd._enable(lambda graph: graph):
+        y.sum().backward()
+    reference(wide).sum().backward()
+    assert_same(x.grad, wide.grad)
+    assert_gradients(layer, reference)
+
+
+@pytest.mark.parametrize("frozen", ["x", "weight", None])
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_backward_in_a_region_of_another_dtype(frozen, create_graph):
+    """The gradients are of the forward's dtype: 2**17 is no float16."""
+    layer, x = layer_of_integers(4, 5, bias=False, dtype=torch.bfloat16), integers(3, 4, grad=True)
+    if frozen:
+        (x if frozen == "x" else layer.weight).requires_grad_(False)
+    wanted = [t for t in (x, layer.weight) if t.requires_grad]
+    y = layer(x)
+    cotangent = torch.full_like(y, 2**17)
+    want = torch.autograd.grad(y, wanted, cotangent, retain_graph=True)
+    with torch.autocast("cpu", torch.float16):
+        got = torch.autograd.grad(y, wanted, cotangent, create_graph=create_graph)
+    for g, w in zip(got, want, strict=True):
+        assert g.dtype == torch.bfloat16 and w.isfinite().all()
+        assert_same(g, w)
 
 
 def test_per_sample_gradients_and_an_ensemble():

@@ -82,14 +82,9 @@ def test_one_node_of_autograd():
     layer, x = layer_of_integers(4, 5), integers(2, 3, 4, dtype=F32, grad=True)
     y = training_step(layer, x)
     assert y.grad_fn.name() == "_LinearBackward"
-    # Casts are there for second derivatives alone: no gradient comes their way.
-    assert [f.name() for f, _ in y.grad_fn.next_functions] == [
-        *["torch::autograd::AccumulateGrad"] * 3,
-        *["ToCopyBackward0"] * 2,
-    ]
-    bfloat = layer.bfloat16()(x.detach().bfloat16())
-    names = [f.name() for f, _ in bfloat.grad_fn.next_functions if f]
-    assert names == ["torch::autograd::AccumulateGrad"] * 3  # weight, bias, and weight as what is multiplied
+    # No cast: those are there for second derivatives alone, and no gradient comes their way.
+    names = [f.name() for f, _ in y.grad_fn.next_functions]
+    assert names == ["torch::autograd::AccumulateGrad"] * 3
 
 
 def test_what_is_saved_is_what_is_multiplied():
@@ -103,7 +98,7 @@ def test_what_is_saved_is_what_is_multiplied():
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         with torch.autocast("cpu", B16):
             layer(x)
-    assert saved == [(B16, (2, 3, 4)), (B16, (5, 4))]
+    assert saved == [(B16, (2, 3, 4)), (B16, (4, 5))]
 
 
 def test_a_weight_is_cast_once_a_region():

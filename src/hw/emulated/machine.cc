@@ -216,7 +216,7 @@ std::string Machine::describe(const Role& role) const {
       const Block b = block_at(p.grid, piece.block);
       return s + text(" [tile m %d n %d batch %d %d, k step %d]", b.m * config_.cluster_m * config_.tile_m,
                       b.n * config_.cluster_n * config_.tile_n, b.batch_inner, b.batch_outer,
-                      piece.k_first + left);
+                      piece.k_first + left * (piece.part < 0 ? 1 : p.grid.k_step));
     }
     left -= steps;
   }
