@@ -35,8 +35,8 @@ def trace(
       m: rows of the result.
       n: its columns.
       k: length of the sums.
-      config: a kk kernel, with a schedule or without; "" takes what `hopgemm.plan` takes under batch_invariant
-          or, on a GPU where there is no traced build of that, the first of `traced_configs()`.
+      config: a kk kernel, with a schedule or without; "" takes what `hopgemm.plan` takes under
+          batch_invariant or, on a GPU without a traced build of that, the first of `traced_configs()`.
       device: a GPU; None: the model.
       records: how many calls of each role may be kept on a GPU.
 
