@@ -321,3 +321,31 @@ def test_bench_on_the_gpu(tmp_path):
     assert len(records) == 9  # cuBLAS, hopgemm and its batch_invariant, of three shapes
     assert all(record["correct"] and record["tflops"] > 0 for record in records)
     assert "already there" in subprocess.run(command, capture_output=True, text=True).stdout
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "command",
+    [
+        "info --json",
+        "plan 4096 4096 4096 --device 0 --json",
+        "tune --shapes 512x512x512,16x512x512 --majors kk,mn --json",
+        "cache show --json",
+        "trace 1024 1024 1024 --json",
+        "trace 2048 2112 7168 --out timeline.html",
+        "selftest --seconds 5 --json",
+        "ladder --size 1280 --rungs 2,12 --rest 0 --processes 1 --json ladder.json",
+    ],
+)
+def test_every_other_command_on_the_gpu(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOPGEMM_CACHE", str(tmp_path / "tuned.json"))
+    done = subprocess.run(
+        [sys.executable, "-m", "hopgemm", *command.split()], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    files = [tmp_path / word for word in command.split() if "." in word]
+    assert all(file.stat().st_size > 0 for file in files)
+    if command.endswith("--json"):
+        assert json.loads(done.stdout) is not None
+    if command.startswith("tune"):
+        assert len(json.loads((tmp_path / "tuned.json").read_text())["entries"]) == 4
