@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from host_kernel import BF16, F32, TARGET, A, B, W, X, hj, last_call, loss, mesh, put, same
+from host_kernel import BF16, F32, TARGET, A, B, W, X, hj, last_call, loss, mesh, put, rand, same
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -55,6 +55,18 @@ def test_symbolic_sizes_come_with_enough_workspace(k, n, least):
         assert last_call()["config"] == "auto"
         padded = -(-k // 8) * 8 * 2
         assert workspace == least if k % 8 == 0 else workspace >= least + (rows + n) * padded + 512
+
+
+def test_a_program_without_room_for_a_tail_runs_without_one():
+    """One that an earlier version lowered, whose choice at launch had none."""
+    options = dict(spec="ab,bc->ac", epilogue="", config="auto", alpha=np.float32(1), beta=np.float32(0))
+    options |= dict(sm_limit=np.int64(0), batch_invariant=False)
+    a, b, d = rand(64, 8192), rand(8192, 64), S((64, 64), BF16)
+    found = jax.ffi.ffi_call(TARGET, d)(a, b, **options)
+    assert "+tail" not in last_call()["planned"]
+    with_room, _ = jax.ffi.ffi_call(TARGET, (d, S((32 << 20,), "uint8")))(a, b, **options)
+    assert "+tail" in last_call()["planned"]
+    assert (found == with_room).all() and (found == jnp.matmul(a, b)).all()
 
 
 RUN = """
