@@ -7,15 +7,16 @@ each product {"lines": [...], "ok": true}. What goes wrong ends the process: CUD
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from worker import open_answers
+
 from hopgemm import _cache, _core
-from hopgemm._bench_results import load
+from hopgemm._bench_results import load, replace
 from hopgemm._cache import Key
 from hopgemm._tune_race import SUITE, Race, deals_k
 
@@ -54,9 +55,7 @@ class Records:
         """Adds records and saves."""
         self.records += [{k: v for k, v in record.items() if k not in _COMMON} for record in records]
         lines = ",\n".join(json.dumps(record) for record in self.records)
-        part = self.path.with_name(self.path.name + ".part")
-        part.write_text(f'{{"header": {json.dumps(self.header)},\n"records": [\n{lines}\n]}}\n')
-        os.replace(part, self.path)
+        replace(self.path, f'{{"header": {json.dumps(self.header)},\n"records": [\n{lines}\n]}}\n')
 
 
 def measure(key: Key, gpu: str) -> list[dict[str, Any]]:
@@ -93,11 +92,7 @@ def _quiet(done: float, text: str) -> None:
 
 def main(path: Path) -> None:
     """Opens the GPU that CUDA_VISIBLE_DEVICES names, and serves."""
-    out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print goes to standard error
-
-    def answer(what: Any) -> None:
-        print(json.dumps(what), file=out)
+    answer = open_answers()
 
     from hopgemm import _tune_torch
 

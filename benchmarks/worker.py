@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from hopgemm._bench import Session, Task, open_session
 
@@ -35,20 +35,16 @@ def serve(
         answer({"lines": lines, "ok": ok})
 
 
-def _own_stdout() -> TextIO:
-    """Standard output for answers alone: what libraries print goes to standard error."""
+def open_answers() -> Callable[[Any], None]:
+    """What prints an answer; from now on standard output is for these alone, and libraries use the other."""
     own = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    return own
+    return lambda what: print(json.dumps(what), file=own)
 
 
 def main(path: Path) -> None:
     """Opens the GPU that CUDA_VISIBLE_DEVICES names, and serves."""
-    out = _own_stdout()
-
-    def answer(what: Any) -> None:
-        print(json.dumps(what), file=out)
-
+    answer = open_answers()
     import peers
 
     session = open_session(Task(()), "torch", path)

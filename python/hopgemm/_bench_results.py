@@ -54,10 +54,15 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def save(path: Path, data: dict[str, Any]) -> None:
-    """Replaces the file whole, so that an interrupted run leaves the last one."""
+    """Writes a file that `load` reads."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    replace(path, json.dumps(data, indent=1) + "\n")
+
+
+def replace(path: Path, text: str) -> None:
+    """Replaces the file whole, so that an interrupted run leaves the last one."""
     part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(data, indent=1) + "\n")
+    part.write_text(text)
     os.replace(part, path)
 
 

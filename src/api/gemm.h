@@ -126,9 +126,10 @@ HOPGEMM_API int driver_version();  // 0 without a driver
 HOPGEMM_API Status make_plan(const Problem& problem, const char* config, const DeviceFacts& facts,
                              Plan& plan);
 
-// Plans without a tail, for who has no workspace to spare: other bits than make_plan()'s choice may give, and
-// no more workspace than copies of operands take.
-inline Status make_small_plan(Problem problem, const DeviceFacts& facts, Plan& plan) {
+// For who has `workspace_bytes` and no more: where an automatic choice needs more for the sums of a tail, the
+// plan without one, of other bits. Copies of operands stay as they are.
+inline Status fit_plan(Problem problem, const DeviceFacts& facts, int64_t workspace_bytes, Plan& plan) {
+  if (plan.sums_bytes == 0 || plan.workspace_bytes <= workspace_bytes) return {};
   problem.batch_invariant = true;
   return make_plan(problem, "", facts, plan);
 }

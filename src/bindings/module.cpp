@@ -264,8 +264,7 @@ void gemm(const Array& a, const Array& b, const Array& out, const std::optional<
   hopgemm::Plan q;
   check(hopgemm::plan_tuned(p, config.c_str(), f, q));
   const int64_t given = workspace ? static_cast<int64_t>(workspace->nbytes()) : 0;
-  if (given < q.workspace_bytes && q.sums_bytes > 0 && (config.empty() || config == "auto"))
-    check(hopgemm::make_small_plan(p, f, q));
+  if (config.empty() || config == "auto") check(hopgemm::fit_plan(p, f, given, q));
   if (given < q.workspace_bytes)
     throw nb::value_error(("hopgemm.gemm: operands are copied before this product, or parts of sums kept; "
                            "pass a workspace of " +

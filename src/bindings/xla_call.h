@@ -138,8 +138,7 @@ inline Status plan_call(const Call& call, std::string_view named, const DeviceFa
   }
   if (!first.ok()) say_replaced(config, first.message, plan.config);
   // Nobody knew of this choice when the program was lowered.
-  if (plan.sums_bytes > 0 && plan.workspace_bytes > call.workspace_bytes && (automatic || !first.ok()))
-    return make_small_plan(call.problem, facts, plan);
+  if (automatic || !first.ok()) return fit_plan(call.problem, facts, call.workspace_bytes, plan);
   return {};
 }
 

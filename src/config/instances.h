@@ -13,4 +13,11 @@ struct Instance {
 extern const Instance kInstances[];
 extern const int kNumInstances;
 
+// The compiled kernel with this config; nullptr: there is none.
+inline const Instance* find_instance(const KernelConfig& config) {
+  for (int i = 0; i < kNumInstances; ++i)
+    if (kInstances[i].config == config) return &kInstances[i];
+  return nullptr;
+}
+
 }  // namespace hopgemm

@@ -55,13 +55,9 @@ Status launch(const Instance& instance, const GemmParams<CUtensorMap>& params, i
 
 // The same tile without a cluster, for when none fits beside what else is on the device: the same bits,
 // unless K was to be in parts.
-const Instance* without_cluster(const KernelConfig& c) {
-  for (int i = 0; i < kNumInstances; ++i) {
-    KernelConfig twin = c;
-    twin.cluster_m = twin.cluster_n = 1;
-    if (kInstances[i].config == twin) return &kInstances[i];
-  }
-  return nullptr;
+const Instance* without_cluster(KernelConfig twin) {
+  twin.cluster_m = twin.cluster_n = 1;
+  return find_instance(twin);
 }
 
 Status stale_plan() {

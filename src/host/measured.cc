@@ -42,13 +42,6 @@ double distance(const Measured& e, const NormalProblem& p) {
   return ratio(double(e.m), double(p.m)) * ratio(double(e.n), double(p.n)) * ratio(double(e.k), double(p.k));
 }
 
-const Instance* find_instance(KernelConfig config, DType dtype) {
-  config.dtype = dtype;
-  for (int i = 0; i < kNumInstances; ++i)
-    if (kInstances[i].config == config) return &kInstances[i];
-  return nullptr;
-}
-
 }  // namespace
 
 Choice measured(std::span<const Measured> table, const NormalProblem& p, DType dtype,
@@ -68,7 +61,9 @@ Choice measured(std::span<const Measured> table, const NormalProblem& p, DType d
   for (auto e = first; e != table.end() && majors_and_n(*e) < end; ++e)
     if (answers(*e, p, dtype, parts) && (!best || distance(*e, p) < distance(*best, p))) best = &*e;
   if (!best || smem_bytes(best->config.kernel) > facts.max_smem_bytes) return choice;
-  choice.instance = find_instance(best->config.kernel, dtype);
+  KernelConfig kernel = best->config.kernel;
+  kernel.dtype = dtype;
+  choice.instance = find_instance(kernel);
   choice.schedule = best->config.schedule;
   std::snprintf(choice.reason, sizeof choice.reason, "measured on an H200 SXM at %dx%dx%d", best->m, best->n,
                 best->k);

@@ -32,6 +32,9 @@ struct NormalProblem {
   EpilogueParams epilogue;
 };
 
+// What the workspace begins with; the sums of a tail follow (tail.h).
+inline int64_t packed_bytes(const NormalProblem& p) { return p.a.packed_bytes + p.b.packed_bytes; }
+
 Status normalize(const Problem& problem, NormalProblem& normal);
 
 }  // namespace hopgemm

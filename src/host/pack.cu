@@ -103,10 +103,8 @@ Status load_pack_and_fill() {
 
 Status fill(const NormalProblem& problem, void* stream) {
   const EpilogueParams& e = problem.epilogue;
-  FillParams p{e, DType::kBF16, problem.batch_inner,
+  FillParams p{e, half_of(e), problem.batch_inner,
                problem.m * problem.n * problem.batch_inner * problem.batch_outer};
-  for (const EpilogueMatrix* x : {&e.d, &e.c, &e.bias})
-    if (x->data && x->dtype != DType::kF32) p.half = x->dtype;
   const int64_t blocks = (p.elements + kSmallKernelThreads - 1) / kSmallKernelThreads;
   return launch_small(fill_kernel, p, some_blocks(blocks), stream, "fill_kernel");
 }

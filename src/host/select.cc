@@ -66,16 +66,20 @@ struct Work {
   int result_bytes;
 };
 
-double estimate_cycles(const KernelConfig& c, const NormalProblem& p, const Work& w, double bytes) {
-  const double waves = std::ceil(w.blocks / w.clusters);
+// What a kernel that is not swapped takes, from what its SMs have to do.
+double elapsed_cycles(double busy, const NormalProblem& p, double bytes) {
   // Rows that are mostly padding: 16x6144x4096 took 1.27 times what full tiles take (docs/notes, small M).
-  const double padding = p.m <= kMmaM / 2 ? 1.27 : 1.0;
-  const double busy =
-      padding * (waves * tile_cycles(c, w.k_tiles, w.result_bytes) + epilogue_cycles(c, w.result_bytes));
+  if (p.m <= kMmaM / 2) busy *= 1.27;
   // These get 0.96 of what swapped kernels get from DRAM. Of two that wait for it, the less busy one is
   // faster.
   const double dram = kLaunchCycles + bytes / (0.96 * kDramBytesPerCycle);
   return busy >= dram ? busy : dram + 0.03 * busy;
+}
+
+double estimate_cycles(const KernelConfig& c, const NormalProblem& p, const Work& w, double bytes) {
+  const double waves = std::ceil(w.blocks / w.clusters);
+  const double busy = waves * tile_cycles(c, w.k_tiles, w.result_bytes) + epilogue_cycles(c, w.result_bytes);
+  return elapsed_cycles(busy, p, bytes);
 }
 
 // A tail of the last wave's tiles, each in as many ranges as there are clusters for. HAZARD: ranges that end
@@ -98,11 +102,9 @@ TailChoice estimate_tail(const KernelConfig& c, const NormalProblem& p, const Wo
   const double sums = ranges * cluster_size(c) * c.tile_m * c.tile_n * sizeof(float);
   if (sums > double(kMaxSumsBytes)) return {};
   const double range = tile_cycles(c, steps, sizeof(float)) + epilogue_cycles(c, sizeof(float));
-  const double padding = p.m <= kMmaM / 2 ? 1.27 : 1.0;
-  const double busy = padding * (whole * tile_cycles(c, w.k_tiles, w.result_bytes) + range);
-  const double dram = kLaunchCycles + bytes / (0.96 * kDramBytesPerCycle);
+  const double busy = whole * tile_cycles(c, w.k_tiles, w.result_bytes) + range;
   const double add = kAddCycles + 2 * sums / kL2BytesPerCycleInAll;
-  return {static_cast<int>(tail), static_cast<int>(ranges), add + (busy >= dram ? busy : dram + 0.03 * busy)};
+  return {static_cast<int>(tail), static_cast<int>(ranges), add + elapsed_cycles(busy, p, bytes)};
 }
 
 // Swapped kernels: bandwidth and latency. A step takes as long as its bytes need to come in, as the ring

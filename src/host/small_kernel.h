@@ -12,6 +12,14 @@ namespace hopgemm {
 
 inline constexpr int kSmallKernelThreads = 256;
 
+// What a 16-bit element of d, c and bias is.
+inline DType half_of(const EpilogueParams& e) {
+  DType half = DType::kBF16;
+  for (const EpilogueMatrix* x : {&e.d, &e.c, &e.bias})
+    if (x->data && x->dtype != DType::kF32) half = x->dtype;
+  return half;
+}
+
 // One element as fp32; `half`: what a 16-bit one is.
 __device__ inline float element(const EpilogueMatrix& x, DType half, int64_t index) {
   if (x.dtype == DType::kF32) return static_cast<const float*>(x.data)[index];

@@ -113,19 +113,15 @@ template <int kGroups> __global__ void __launch_bounds__(kSmallKernelThreads)
   finish(p, block, origin.m + quad / p.quads_across, origin.n + quad % p.quads_across * kQuad, sum);
 }
 
-constexpr int kManyGroups = 8;
-
 }  // namespace
 
 Status add_tail(const NormalProblem& problem, const KernelConfig& config, const TileGrid& grid,
                 const void* sums, void* stream) {
   const EpilogueParams& e = problem.epilogue;
   const int groups = add_groups(grid);
-  AddParams p{e, DType::kBF16, config, grid, static_cast<const float4*>(sums)};
+  AddParams p{e, half_of(e), config, grid, static_cast<const float4*>(sums)};
   p.quads_across = config.tile_n / kQuad, p.quads = config.tile_m * p.quads_across;
   p.blocks_per_tile = p.quads * groups / kSmallKernelThreads;
-  for (const EpilogueMatrix* x : {&e.d, &e.c, &e.bias})
-    if (x->data && x->dtype != DType::kF32) p.half = x->dtype;
   const int blocks = (grid.num_blocks - grid.whole) * cluster_size(config) * p.blocks_per_tile;
   return launch_small(groups == 1 ? add_kernel<1> : add_kernel<kManyGroups>, p, blocks, stream, "add_kernel");
 }

@@ -20,9 +20,6 @@ inline int64_t sums_bytes(const KernelConfig& c, const TileGrid& g) {
   return g.ranges > 0 ? sums_rows(c, g) * c.tile_n * int64_t{sizeof(float)} : 0;
 }
 
-// Of the workspace: packed operands, then the sums.
-inline int64_t packed_bytes(const NormalProblem& p) { return p.a.packed_bytes + p.b.packed_bytes; }
-
 // A range is at least one step long, and a tile has no more parts than there are steps of K.
 inline bool is_valid_tail(const KernelConfig& c, const Schedule& s, double blocks, int64_t k_tiles) {
   if (s.tail == 0) return s.ranges == 0;
@@ -47,8 +44,9 @@ HOPGEMM_HOST_DEVICE constexpr Parts parts_of(const TileGrid& g, int tail_block) 
 
 // In which order parts are added: group after group, each from its first to its last. Many parts of a small
 // result take several threads.
+inline constexpr int kManyGroups = 8;
 HOPGEMM_HOST_DEVICE constexpr int add_groups(const TileGrid& g) {
-  return g.k_tiles / 8 > g.range_steps ? 8 : 1;
+  return g.k_tiles / kManyGroups > g.range_steps ? kManyGroups : 1;
 }
 HOPGEMM_HOST_DEVICE constexpr int first_of_group(int parts, int groups, int group) {
   return parts * group / groups;

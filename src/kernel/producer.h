@@ -22,7 +22,7 @@ HOPGEMM_DEVICE void load_operand(Hw& hw, const TensorMap& map, int stage, int st
   }
 }
 
-// What a CTA's loads of a tile have in common. `k`: the step of K.
+// Orders step `k` of K of a tile into the ring's next stage.
 template <class Hw, int kStages>
 HOPGEMM_DEVICE void load_step(Hw& hw, const GemmParams<typename Hw::TensorMap>& p, const Tile& t, int k,
                               PipelineState<kStages>& state) {

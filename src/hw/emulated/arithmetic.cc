@@ -131,6 +131,17 @@ float scale_element(const EpilogueParams& e, DType half, const Tile& t, int m, i
   return e.bias.data ? value + at(e.bias) : value;
 }
 
+void* write_element(const EpilogueParams& e, DType half, const Tile& t, int m, int n, float value) {
+  value = scale_element(e, half, t, m, n, value);
+  const int64_t at = t.batch_inner * e.d.batch_inner_stride + t.batch_outer * e.d.batch_outer_stride +
+                     m * e.d.row_stride + n * e.d.col_stride;
+  char* const to = static_cast<char*>(const_cast<void*>(e.d.data)) + at * size_of(e.d.dtype);
+  const uint16_t rounded = round_to(half, value);
+  if (e.d.dtype == DType::kF32) std::memcpy(to, &value, sizeof value);
+  else std::memcpy(to, &rounded, sizeof rounded);
+  return to;
+}
+
 void Role::round_tile(const float* acc, uint16_t* rounded) {
   require_accumulator();
   for (int i = 0; i < consumer_m(config()) * config().tile_n; ++i)

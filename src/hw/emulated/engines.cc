@@ -255,15 +255,7 @@ void Role::reduce_sums(const EpilogueParams& e, const Tile& t, int split) {
 void Role::store_element(const EpilogueParams& e, const Tile& t, int m, int n, float value) {
   if (m >= e.m || n >= e.n) return;
   claim_box(e.d.data, n, m, t.batch_inner, t.batch_outer);
-  value = scale_element(e, config().dtype, t, m, n, value);
-  const int64_t at = t.batch_inner * e.d.batch_inner_stride + t.batch_outer * e.d.batch_outer_stride +
-                     m * e.d.row_stride + n * e.d.col_stride;
-  const int size = static_cast<int>(size_of(e.d.dtype));
-  char* const to = static_cast<char*>(const_cast<void*>(e.d.data)) + at * size;
-  tsan::write(to, size);
-  const uint16_t rounded = round_to(config().dtype, value);
-  if (e.d.dtype == DType::kF32) std::memcpy(to, &value, sizeof value);
-  else std::memcpy(to, &rounded, sizeof rounded);
+  tsan::write(write_element(e, config().dtype, t, m, n, value), static_cast<int>(size_of(e.d.dtype)));
 }
 
 void Role::arrive_split(uint32_t offset, int split) {

@@ -68,7 +68,6 @@ Launch make_launch(const NormalProblem& p, const Config& config, int num_ctas, f
 // One CTA's tile of the tail.
 static void add_tile(const NormalProblem& p, const KernelConfig& c, const TileGrid& grid, int tail_block,
                      int rank, const float* sums) {
-  const EpilogueParams& e = p.epilogue;
   const Block block = block_at(grid, grid.whole + tail_block);
   const Origin origin = origin_of(c, block, rank);
   const Parts parts = parts_of(grid, tail_block);
@@ -90,15 +89,8 @@ static void add_tile(const NormalProblem& p, const KernelConfig& c, const TileGr
     return sum;
   };
   for (int i = 0; i < c.tile_m && t.m + i < p.m; ++i)
-    for (int j = 0; j < c.tile_n && t.n + j < p.n; ++j) {
-      float value = sum_at(i, j);
-      if (e.scaled) value = scale_element(e, c.dtype, t, t.m + i, t.n + j, value);
-      const int64_t at = t.batch_inner * e.d.batch_inner_stride + t.batch_outer * e.d.batch_outer_stride +
-                         (t.m + i) * e.d.row_stride + (t.n + j) * e.d.col_stride;
-      void* const d = const_cast<void*>(e.d.data);
-      if (e.d.dtype == DType::kF32) static_cast<float*>(d)[at] = value;
-      else static_cast<uint16_t*>(d)[at] = round_to(c.dtype, value);
-    }
+    for (int j = 0; j < c.tile_n && t.n + j < p.n; ++j)
+      write_element(p.epilogue, c.dtype, t, t.m + i, t.n + j, sum_at(i, j));
 }
 
 void add_tail(const NormalProblem& p, const KernelConfig& c, const TileGrid& grid, const float* sums) {

@@ -107,6 +107,8 @@ class Role {
 // alpha * value + beta * c + bias of one element; c and bias outside the result are not read. `half`: what a
 // 16-bit element is.
 float scale_element(const EpilogueParams& e, DType half, const Tile& t, int m, int n, float value);
+// Scales an element, rounds it, and writes it to the result; returns where it lies there.
+void* write_element(const EpilogueParams& e, DType half, const Tile& t, int m, int n, float value);
 float to_float(DType dtype, uint16_t bits);
 uint16_t round_to(DType dtype, float value);
 
