@@ -1,6 +1,8 @@
 """`hopgemm bench` without a GPU: a fake rig whose products take a known time."""
 
+import contextlib
 import json
+import threading
 
 import pytest
 
@@ -160,21 +162,26 @@ def test_energy_is_read_in_one_layout_only():
         assert bool(asked) == read
 
 
+class PatientMeter(Meter):
+    """Does not stop before it has read once: the fake products take no time at all."""
+
+    @contextlib.contextmanager
+    def sample(self):
+        once = threading.Event()
+
+        def read():
+            once.set()
+            return self.read()
+
+        with Meter(read=read, period_s=1e-4).sample() as sampling:
+            yield sampling
+            assert once.wait(10)
+
+
 def test_clock_power_and_energy():
     """4096^3 in 0.8 ms is 171.8 TFLOP/s; at 1500 MHz the pipes could do 811; 100 W for 0.8 ms is 0.08 J."""
-    meter = Meter(read=lambda: (1500.0, 100.0), joules=iter([0.0, 0.0, 0.0, 500.0]).__next__, period_s=1e-4)
+    meter = PatientMeter(read=lambda: (1500.0, 100.0), joules=iter([0.0, 0.0, 0.0, 500.0]).__next__)
     rig = FakeRig()
-    run = rig.hopgemm("").run
-
-    def slow_enough_to_sample(launches):
-        import time
-
-        time.sleep(2e-3)
-        return run(launches)
-
-    contender = FakeContender("hopgemm", "chosen", 0.8e-3)
-    contender.run = slow_enough_to_sample
-    rig.hopgemm = lambda config, batch_invariant=False: contender
     work = Session(Task([(4096, 4096, 4096)]), rig, meter, ROOFS, 132, Results(HEADER))
     assert work.measure(lambda line: None)
     assert rig.asked[0][3] is False  # sustained launches eagerly
