@@ -3,8 +3,9 @@
     python benchmarks/tune_table.py --gpus 4 --json benchmarks/results/DATE-h200-table-bf16.json
     python benchmarks/make_table.py
 
-Small M and the core suite come first, longer products before shorter ones, one layout after the other. A run
-continues the file that it finds, and the parts that an interrupted one has left beside it. Where a winner
+Small M and the core suite come first, longer products before shorter ones, one layout after the other; then
+the products of training steps. Products of a millisecond and more are measured in kk and in training steps alone:
+make_table.py lets kk stand for the others. A run continues the file that it finds, and the parts that an interrupted one has left beside it. Where a winner
 splits K, the best that does not is recorded too.
 """
 
@@ -20,16 +21,17 @@ from typing import Any
 from pool import Pool
 from tune_worker import Records
 
-from hopgemm import _core, _tune
+from hopgemm import _bench_case, _core, _tune
 from hopgemm._cache import Key
-from hopgemm._shapes import SUITES, Shape
+from hopgemm._shapes import GPT2_LAYERS, SUITES, Shape
 
 LAYOUTS = ("kk", "kn", "mn", "mk")
 WORKER = (sys.executable, str(Path(__file__).with_name("tune_worker.py")))
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 _SMALL_M = 256
 _FLOPS = 6e14  # a second, roughly, to guess how long a product takes
-_SHORT_S, _LONG_S = 0.7, 3.5  # to tune one, guessed; long: from a millisecond on
+_LONG = 1e-3  # seconds
+_SHORT_S, _LONG_S = 0.7, 3.5  # to tune a short and a long one, guessed
 _START_S = 15.0  # of a process
 
 
@@ -59,15 +61,21 @@ def products(suite: str, layouts: Iterable[str], dtype: str, gpu: dict[str, Any]
         return not (shape[0] <= _SMALL_M or shape in SUITES["core"]), -_expected_s(shape)
 
     shapes = sorted(SUITES[suite], key=order)
-    return list(
-        dict.fromkeys(_tune.key_of(x, dtype, layout, 1, dtype, where) for layout in layouts for x in shapes)
-    )
+    layouts = list(layouts)
+    found = [(x, layout) for layout in layouts for x in shapes if layout == "kk" or _seconds(x) < _LONG]
+    for layer in (*SUITES["training"], *GPT2_LAYERS):
+        for step in _bench_case.TRAINING_LAYOUTS:
+            found += [x for x in _bench_case.products(layer, step) if x[1] in layouts]
+    return list(dict.fromkeys(_tune.key_of(x, dtype, layout, 1, dtype, where) for x, layout in found))
+
+
+def _seconds(shape: Shape) -> float:
+    m, n, k = shape
+    return 2 * m * n * k / _FLOPS
 
 
 def _expected_s(shape: Shape) -> float:
-    m, n, k = shape
-    seconds = 2 * m * n * k / _FLOPS
-    return (_SHORT_S if seconds < 1e-3 else _LONG_S) + 100 * seconds
+    return (_SHORT_S if _seconds(shape) < _LONG else _LONG_S) + 100 * _seconds(shape)
 
 
 def absorb(records: Records) -> None:

@@ -6,6 +6,11 @@ Shape = tuple[int, int, int]
 
 BIG_SQUARES: tuple[Shape, ...] = tuple((size, size, size) for size in (4096, 8192, 16384))
 
+# Linear layers of GPT-2 small, 8 x 1024 tokens: qkv, attention output, up, down, vocabulary.
+GPT2_LAYERS: tuple[Shape, ...] = tuple(
+    (8192, n, k) for n, k in ((2304, 768), (768, 768), (3072, 768), (768, 3072), (50304, 768))
+)
+
 _SQUARES = (512, 1024, 1536, 2048, 3072, 4096, 5000, 6144, 8192, 12288, 16384)
 
 # (N, K) of linear layers. Llama: hidden 4096 (8B) and 8192 (70B): qkv, attention output, gate and up, down.

@@ -38,14 +38,16 @@ template <KernelConfig kConfig> const void* kernel() {
                      "_" HOPGEMM_NAME_##arrangement,                                              \
                    dtype, Major::a, Major::b, tile_m, tile_n, cluster_m, cluster_n, stages,       \
                    Arrangement::arrangement)
-#define HOPGEMM_LAYOUTS(d, dtype, ...)              \
-  HOPGEMM_ONE(d, dtype, "kk", kK, kK, __VA_ARGS__)  \
+#define HOPGEMM_K_B(d, dtype, ...)                 \
+  HOPGEMM_ONE(d, dtype, "kk", kK, kK, __VA_ARGS__) \
+  HOPGEMM_ONE(d, dtype, "mk", kMN, kK, __VA_ARGS__)
+#define HOPGEMM_MN_B(d, dtype, ...)                 \
   HOPGEMM_ONE(d, dtype, "kn", kK, kMN, __VA_ARGS__) \
-  HOPGEMM_ONE(d, dtype, "mk", kMN, kK, __VA_ARGS__) \
   HOPGEMM_ONE(d, dtype, "mn", kMN, kMN, __VA_ARGS__)
-#define HOPGEMM_SHAPE(...)                    \
-  HOPGEMM_LAYOUTS("bf16", kBF16, __VA_ARGS__) \
-  HOPGEMM_LAYOUTS("f16", kF16, __VA_ARGS__)
+#define HOPGEMM_K_MAJOR_B(...) HOPGEMM_K_B("bf16", kBF16, __VA_ARGS__) HOPGEMM_K_B("f16", kF16, __VA_ARGS__)
+#define HOPGEMM_MN_MAJOR_B(...) \
+  HOPGEMM_MN_B("bf16", kBF16, __VA_ARGS__) HOPGEMM_MN_B("f16", kF16, __VA_ARGS__)
+#define HOPGEMM_SHAPE(...) HOPGEMM_K_MAJOR_B(__VA_ARGS__) HOPGEMM_MN_MAJOR_B(__VA_ARGS__)
 #define HOPGEMM_SWAP(d, dtype, l, a, b, tile_m, tile_n, cluster_m, cluster_n, stages)                      \
   HOPGEMM_INSTANCE(d "_" l "_" #tile_n "x" #tile_m "x64_c" #cluster_n "x" #cluster_m "_s" #stages "_swap", \
                    dtype, Major::b, Major::a, tile_m, tile_n, cluster_m, cluster_n, stages,                \

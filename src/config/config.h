@@ -94,7 +94,11 @@ constexpr int mma_rows(const KernelConfig& c) { return consumer_m(c) / kMmaM; } 
 constexpr int first_mma_n(int tile_n) { return tile_n <= 256 ? tile_n : 192; }
 
 constexpr int a_stage_bytes(const KernelConfig& c) { return c.tile_m * kTileK * 2; }
-constexpr int b_stage_bytes(const KernelConfig& c) { return c.tile_n * kTileK * 2; }
+// Columns that are loaded: an MN-major operand comes in whole chunks.
+constexpr int b_columns(const KernelConfig& c) {
+  return c.b_major == Major::kK ? c.tile_n : (c.tile_n + kChunkN - 1) / kChunkN * kChunkN;
+}
+constexpr int b_stage_bytes(const KernelConfig& c) { return b_columns(c) * kTileK * 2; }
 
 // What a `full` barrier waits for: the whole stage, whichever CTA of the cluster sends it.
 constexpr int tx_bytes(const KernelConfig& c) { return a_stage_bytes(c) + b_stage_bytes(c); }
@@ -169,11 +173,10 @@ inline constexpr int kMaxSmemBytes = 232448;  // what compute capability 9.0 giv
 constexpr bool is_valid(const KernelConfig& c) {
   const bool cluster =
       (c.cluster_m == 1 || c.cluster_m == 2) && (c.cluster_n == 1 || (c.cluster_n == 2 && !is_swapped(c)));
-  const bool columns = is_swapped(c) && c.b_major == Major::kK
-                           ? (c.tile_n == 16 || c.tile_n == 32 || c.tile_n % 64 == 0)
-                           : c.tile_n % 64 == 0;
-  const bool tile = consumer_m(c) % kMmaM == 0 && mma_rows(c) >= 1 && columns && c.tile_n >= 16 &&
-                    c.tile_n <= 320 && c.tile_m / c.cluster_n <= kMaxTmaBox;
+  const bool narrow = is_swapped(c) && c.b_major == Major::kK && (c.tile_n == 16 || c.tile_n == 32);
+  const bool columns = narrow || (c.tile_n >= 64 && c.tile_n % (is_swapped(c) ? 64 : 16) == 0);
+  const bool tile = consumer_m(c) % kMmaM == 0 && mma_rows(c) >= 1 && columns && c.tile_n <= 320 &&
+                    c.tile_m / c.cluster_n <= kMaxTmaBox;
   const bool bands = !is_swapped(c) || (c.tile_m == kExchangeSlots * kBandRows && c.tile_n <= 128 &&
                                         c.tile_n % (8 * c.cluster_m) == 0);
   const bool b_box = c.b_major == Major::kMN || c.tile_n / c.cluster_m <= kMaxTmaBox;

@@ -15,9 +15,16 @@ import sys
 DTYPES = {"bf16": "kBF16", "f16": "kF16"}
 MAJORS = {"k": "kK", "m": "kMN", "n": "kMN"}
 SHORT = {"Cooperative": "coop", "Pingpong": "pingpong", "Swapped": "swap"}
-LAYOUTS = ("kk", "kn", "mk", "mn")
+ALL = ("kk", "kn", "mk", "mn")
+LAYOUTS = {  # of each kind of row
+    "SHAPE": ALL,
+    "K_MAJOR_B": ("kk", "mk"),
+    "MN_MAJOR_B": ("kn", "mn"),
+    "NARROW": ("kk", "kn"),
+    "SWAPPED": ALL,
+}
 ROW = re.compile(
-    r"HOPGEMM_(?:SHAPE|(NARROW|SWAPPED))\((\d+), (\d+), (\d+), (\d+), (\d+)(?:, k(Cooperative|Pingpong))?\)"
+    rf"HOPGEMM_({'|'.join(LAYOUTS)})\((\d+), (\d+), (\d+), (\d+), (\d+)(?:, k(Cooperative|Pingpong))?\)"
 )
 
 SHARD = """// Written by generate_instances.py.
@@ -56,18 +63,18 @@ def shapes(path):
     matches = [ROW.fullmatch(row.strip()) for row in rows]
     if not rows or None in matches:
         raise SystemExit(f"{path}: cannot read {rows[matches.index(None)] if rows else 'any row'!r}")
-    return [(*map(int, m.groups()[1:6]), m[7], m[1]) for m in matches]
+    return [(*map(int, m.groups()[1:6]), m[7] or "Swapped", LAYOUTS[m[1]]) for m in matches]
 
 
 def instances(path):
     """(name, C++ config, accumulators per thread) of every kernel, in the order of the table."""
-    for tile_m, tile_n, cluster_m, cluster_n, stages, arrangement, swapped in shapes(path):
+    for tile_m, tile_n, cluster_m, cluster_n, stages, arrangement, layouts in shapes(path):
         tile, cluster = f"{tile_m}x{tile_n}x64", f"c{cluster_m}x{cluster_n}"
+        swapped = arrangement == "Swapped"
         if swapped:
-            arrangement = "Swapped"
             tile, cluster = f"{tile_n}x{tile_m}x64", f"c{cluster_n}x{cluster_m}"
         for dtype, enumerator in DTYPES.items():
-            for a, b in LAYOUTS[:2] if swapped == "NARROW" else LAYOUTS:
+            for a, b in layouts:
                 name = f"{dtype}_{a}{b}_{tile}_{cluster}_s{stages}_{SHORT[arrangement]}"
                 first, second = (b, a) if swapped else (a, b)
                 config = (

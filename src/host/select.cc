@@ -9,11 +9,11 @@
 namespace hopgemm {
 namespace {
 
-// SM cycles. 4096 dense 16-bit FLOP a cycle is the chip's rate; the other constants are a least-squares fit
-// to 99 products measured on an H200 (docs/notes/2026-11-29-selection.md), the efficiency of 128 columns less
-// 4% so that a tie in time goes to the larger tile, which needs less energy.
+// SM cycles. 4096 dense 16-bit FLOP a cycle is the chip's rate; the other constants are fits to what an H200
+// took for 99 products (docs/notes/2026-11-29-selection.md), and for 130 more with tiles of all widths
+// (docs/notes/2026-11-30-widths.md).
 constexpr double kFlopPerCycle = 4096;
-constexpr double kL2BytesPerCycle = 58;   // what one SM gets from L2 when all of them pull
+constexpr double kL2BytesPerCycle = 61;   // what one SM gets from L2 when all of them pull
 constexpr double kMinStepCycles = 300;    // a step of K takes so long however little there is to multiply
 constexpr double kTurnaroundCycles = 1300;  // between two tiles of a cooperative kernel: drain, round, refill
 constexpr double kHandoverCycles = 250;  // from one ping-pong consumer to the other
@@ -27,7 +27,8 @@ constexpr double kAddCycles = 3500;  // until the kernel that adds a tail is at 
 
 // A narrow instruction feeds the tensor cores less well (shared-memory reads of A weigh more).
 double mma_efficiency(const KernelConfig& c) {
-  return c.tile_n >= 256 ? 0.91 : c.tile_n >= 192 ? 0.89 : c.tile_n >= 128 ? 0.88 : 0.68;
+  const int n = c.tile_n;
+  return n >= 224 ? 0.9 : n >= 128 ? 0.885 : n >= 112 ? 0.875 : n >= 96 ? 0.86 : 0.68;
 }
 
 double epilogue_cycles(const KernelConfig& c, int result_bytes) {
@@ -76,10 +77,18 @@ double elapsed_cycles(double busy, const NormalProblem& p, double bytes) {
   return busy >= dram ? busy : dram + 0.03 * busy;
 }
 
+// From about a millisecond on the board is at its power limit, and speed is energy: a kernel that brings more
+// bytes into its SMs for each product is slower (128x128 by 3%).
+double power_limited(const KernelConfig& c, double cycles) {
+  constexpr double kLongCycles = 1.75e6;
+  const bool frugal = c.tile_m * c.tile_n >= 128 * 224;
+  return cycles > kLongCycles && !frugal ? 1.04 * cycles : cycles;
+}
+
 double estimate_cycles(const KernelConfig& c, const NormalProblem& p, const Work& w, double bytes) {
   const double waves = std::ceil(w.blocks / w.clusters);
   const double busy = waves * tile_cycles(c, w.k_tiles, w.result_bytes) + epilogue_cycles(c, w.result_bytes);
-  return elapsed_cycles(busy, p, bytes);
+  return power_limited(c, elapsed_cycles(busy, p, bytes));
 }
 
 // A tail of the last wave's tiles, each in as many ranges as there are clusters for. HAZARD: ranges that end
@@ -104,7 +113,8 @@ TailChoice estimate_tail(const KernelConfig& c, const NormalProblem& p, const Wo
   const double range = tile_cycles(c, steps, sizeof(float)) + epilogue_cycles(c, sizeof(float));
   const double busy = whole * tile_cycles(c, w.k_tiles, w.result_bytes) + range;
   const double add = kAddCycles + 2 * sums / kL2BytesPerCycleInAll;
-  return {static_cast<int>(tail), static_cast<int>(ranges), add + elapsed_cycles(busy, p, bytes)};
+  const double cycles = add + elapsed_cycles(busy, p, bytes);
+  return {static_cast<int>(tail), static_cast<int>(ranges), power_limited(c, cycles)};
 }
 
 // Swapped kernels: bandwidth and latency. A step takes as long as its bytes need to come in, as the ring

@@ -23,8 +23,8 @@
 // - mma_commit, mma_wait<n>: closes a group; waits until at most n groups are unfinished. Groups finish
 //   in order.
 // - round: rounds the accumulator to 16 bits, to nearest even, in registers.
-// - stage: puts a piece (of the rounded result, or of the fp32 accumulator) into the staging slot, by
-//   ordinary writes.
+// - stage: puts a piece (64 rows, 128 bytes from `column` on, of the rounded result or of the fp32
+//   accumulator) into the staging slot, by ordinary writes.
 // - fence_proxy_async: ordinary writes of this thread before it are seen by copies that are issued
 //   after it.
 // - consumer_sync: all 128 threads of this consumer meet.

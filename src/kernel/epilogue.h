@@ -18,9 +18,16 @@ struct StagingState {
   HOPGEMM_DEVICE void advance() { slot = slot + 1 == kStagingSlots ? 0 : slot + 1; }
 };
 
-// A piece is 64 rows of 128 bytes: kColumns is 64 for 16-bit results, 32 for fp32.
+// A piece is 64 rows of 128 bytes: kColumns is 64 for 16-bit results, 32 for fp32. Where the last one across
+// does not fit the tile's width, it begins earlier, and writes some columns once more: the same values.
+template <KernelConfig kConfig, int kColumns> inline constexpr int kPiecesAcross =
+    (kConfig.tile_n + kColumns - 1) / kColumns;
 template <KernelConfig kConfig, int kColumns> inline constexpr int kPieces =
-    mma_rows(kConfig) * kConfig.tile_n / kColumns;
+    mma_rows(kConfig) * kPiecesAcross<kConfig, kColumns>;
+template <KernelConfig kConfig, int kColumns> HOPGEMM_HOST_DEVICE constexpr int column_of_piece(int index) {
+  const int column = index % kPiecesAcross<kConfig, kColumns> * kColumns, last = kConfig.tile_n - kColumns;
+  return column < last ? column : last;
+}
 
 // A 16-bit result on its way out; `waiting` false: none.
 template <class Hw> struct RoundedTile {
@@ -32,13 +39,14 @@ template <class Hw> struct RoundedTile {
 template <int kColumns, class Hw, class Values>
 HOPGEMM_DEVICE void store_piece(Hw& hw, const Values& values, int index, const Tile& t,
                                 const GemmParams<typename Hw::TensorMap>& p, StagingState& staging) {
-  constexpr int kAcross = Hw::kKernelConfig.tile_n / kColumns;
-  const int row = index / kAcross, piece = index % kAcross;
-  const int m = t.m + row * kMmaM, n = t.n + piece * kColumns;
+  constexpr KernelConfig kConfig = Hw::kKernelConfig;
+  const int row = index / kPiecesAcross<kConfig, kColumns>,
+            column = column_of_piece<kConfig, kColumns>(index);
+  const int m = t.m + row * kMmaM, n = t.n + column;
   const auto& map = kColumns == 32 && t.is_part ? p.sums : p.d;
   hw.template store_wait_read<kStagingSlots -
                               1>();  // the slot's last reader is done; all threads of the consumer agree
-  hw.template stage<kColumns>(values, row, piece, staging.slot);
+  hw.template stage<kColumns>(values, row, column, staging.slot);
   if (n + kColumns <= p.epilogue.tma_columns || (kColumns == 32 && t.is_part)) {
     hw.fence_proxy_async();  // HAZARD: without it TMA may read what was there before
     hw.consumer_sync();

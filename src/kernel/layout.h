@@ -47,7 +47,7 @@ HOPGEMM_HOST_DEVICE constexpr OperandTile a_tile(const KernelConfig& c) {
   return {c.tile_m, c.a_major, c.cluster_n};
 }
 HOPGEMM_HOST_DEVICE constexpr OperandTile b_tile(const KernelConfig& c) {
-  return {c.tile_n, c.b_major, c.cluster_m};
+  return {b_columns(c), c.b_major, c.cluster_m};
 }
 
 HOPGEMM_HOST_DEVICE constexpr int num_boxes(const OperandTile& t) {  // in one slice

@@ -77,11 +77,11 @@ template <class Hw> HOPGEMM_DEVICE Tile own_part(Hw& hw, Tile t) {
 template <class Hw> HOPGEMM_DEVICE void send_piece(Hw& hw, const typename Hw::Rounded& rounded, int i,
                                                    const Tile& t, const Params<Hw>& p, int slot) {
   constexpr int kColumns = kSwizzleBytes / 2, kAcross = Hw::kKernelConfig.tile_n / kColumns;
-  const int row = i / kAcross, piece = i % kAcross;
-  hw.template stage<kColumns>(rounded, row, piece, slot);
+  const int row = i / kAcross, column = i % kAcross * kColumns;
+  hw.template stage<kColumns>(rounded, row, column, slot);
   hw.fence_proxy_async();  // HAZARD: without it TMA may read what was there before
   hw.consumer_sync();
-  hw.store(p.d, slot, t.n + piece * kColumns, t.m + row * kMmaM, 0, 0, p.d_policy);
+  hw.store(p.d, slot, t.n + column, t.m + row * kMmaM, 0, 0, p.d_policy);
 }
 
 // The epilogue up to rung 9: one slot; each piece is waited for, and the last until it is in memory.

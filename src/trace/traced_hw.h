@@ -51,8 +51,8 @@ template <class Base, class Recorder> class TracedHw : public Base {
     timed(Op::kFinish, 0, [&] { Base::round(acc, rounded); });
   }
   template <int kColumns, class Values>
-  HOPGEMM_DEVICE void stage(const Values& values, int row, int piece, int slot) {
-    timed(Op::kStage, slot, [&] { Base::template stage<kColumns>(values, row, piece, slot); });
+  HOPGEMM_DEVICE void stage(const Values& values, int row, int column, int slot) {
+    timed(Op::kStage, slot, [&] { Base::template stage<kColumns>(values, row, column, slot); });
   }
   HOPGEMM_DEVICE void store(const TensorMap& map, int slot, int n, int m, int batch_inner, int batch_outer,
                             CachePolicy policy) {

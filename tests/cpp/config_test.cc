@@ -21,6 +21,12 @@ template <class F> void for_each_load(const KernelConfig& c, int rank, F f) {
       box_rows(b_tile(c)) * kSwizzleBytes);
 }
 
+// An MN-major B comes in chunks of 64 columns.
+int loaded_columns(const KernelConfig& c) {
+  const int rest = c.tile_n % 64;
+  return c.b_major == Major::kMN && rest ? c.tile_n + 64 - rest : c.tile_n;
+}
+
 // Every byte of a stage arrives once, from whichever CTA, and the barrier waits for just so many.
 void check_bytes(const KernelConfig& c) {
   for (int receiver = 0; receiver < cluster_size(c); ++receiver) {
@@ -35,7 +41,7 @@ void check_bytes(const KernelConfig& c) {
       });
     }
     CHECK(bytes == tx_bytes(c));
-    CHECK(bytes == (c.tile_m + c.tile_n) * 64 * 2);
+    CHECK(bytes == (c.tile_m + loaded_columns(c)) * 64 * 2);
     for (int atom = 0; atom < static_cast<int>(arrivals.size()); ++atom) {
       const int at = atom * kAtomBytes;
       const bool in_stage =
@@ -70,7 +76,7 @@ void check_smem(const KernelConfig& c) {
     end = offset + bytes;
   };
   for (int s = 0; s < c.num_stages; ++s) region(a_offset(c, s), c.tile_m * 128, 1024);
-  for (int s = 0; s < c.num_stages; ++s) region(b_offset(c, s), c.tile_n * 128, 1024);
+  for (int s = 0; s < c.num_stages; ++s) region(b_offset(c, s), loaded_columns(c) * 128, 1024);
   if (is_swapped(c)) {
     for (int slot = 0; slot < 8; ++slot) region(exchange_offset(c, slot), exchange_slot_bytes(c), 1024);
   } else {
@@ -138,7 +144,7 @@ void check_instructions(const KernelConfig& c) {
   CHECK(is_valid(c));
   int columns = 0;
   for (int n = first_mma_n(c.tile_n); columns < c.tile_n; columns += n, n = c.tile_n - columns)
-    CHECK(n % 8 == 0 && n <= 256 && columns % 64 == 0 && (n % 64 == 0 || c.b_major == Major::kK));
+    CHECK(n % 16 == 0 && n <= 256 && columns % kChunkN == 0);
   CHECK(columns == c.tile_n);
   CHECK(box_rows(a_tile(c)) <= 256 && box_rows(b_tile(c)) <= 256);
 }

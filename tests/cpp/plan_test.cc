@@ -347,7 +347,7 @@ void check_splits() {
     refuse(p, {"splits K", "power of two"}, (swapped + split).c_str());
   refuse(row_major(16, 4096, 448), {"splits K 8 ways", "7 here"}, (swapped + "+split8").c_str());
   refuse(p, {"splits K"}, "bf16_kn_128x128x64_c1x1_s6_pingpong+split2");
-  refuse(p, {"splits K"}, "bf16_kn_64x128x64_c1x2_s7_swap+split8");
+  refuse(p, {"splits K"}, "bf16_kn_16x128x64_c1x2_s11_swap+split8");
   p.sm_limit = 7;
   refuse(p, {"clusters of 8 SMs"}, (swapped + "+split8").c_str());
   p.sm_limit = 0, p.batch_invariant = true;

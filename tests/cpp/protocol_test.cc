@@ -75,8 +75,12 @@ template <Arrangement kArrangement, int kClusterM, int kClusterN, int kStages, D
 void add(std::vector<Class>& classes) {
   constexpr bool kPingpong = kArrangement == Arrangement::kPingpong;
   constexpr bool kSwapped = kArrangement == Arrangement::kSwapped;
-  // Two pieces of the result a consumer where the ring is short, one where it is long.
-  constexpr int kTileN = kSwapped && kB == Major::kK ? 16 * kClusterM : kStages == 2 && !kSwapped ? 128 : 64;
+  // Two pieces of the result a consumer where the ring is short, one where it is long; of 112 columns the
+  // second begins inside the first.
+  constexpr int kTwoPieces = kB == Major::kK ? 112 : 128;
+  constexpr int kTileN = kSwapped && kB == Major::kK ? 16 * kClusterM
+                         : kStages == 2 && !kSwapped ? kTwoPieces
+                                                     : 64;
   constexpr KernelConfig kConfig{kDType,    kA,        kB,      kPingpong ? 64 : 128, kTileN,
                                  kClusterM, kClusterN, kStages, kArrangement};
   for (Store store : {Store::kTma, Store::kDirect}) {

@@ -13,12 +13,18 @@ inline std::vector<KernelConfig> shipped_configs() {
       for (Major b : {Major::kK, Major::kMN}) {
 #define HOPGEMM_SHAPE(tile_m, tile_n, cluster_m, cluster_n, stages, arrangement) \
   all.push_back({dtype, a, b, tile_m, tile_n, cluster_m, cluster_n, stages, Arrangement::arrangement});
+#define HOPGEMM_K_MAJOR_B(...) \
+  if (b == Major::kK) HOPGEMM_SHAPE(__VA_ARGS__)
+#define HOPGEMM_MN_MAJOR_B(...) \
+  if (b == Major::kMN) HOPGEMM_SHAPE(__VA_ARGS__)
 #define HOPGEMM_SWAPPED(tile_m, tile_n, cluster_m, cluster_n, stages) \
   all.push_back({dtype, a, b, tile_m, tile_n, cluster_m, cluster_n, stages, Arrangement::kSwapped});
 #define HOPGEMM_NARROW(...) \
   if (b == Major::kK) HOPGEMM_SWAPPED(__VA_ARGS__)
 #include "config/instances.def"
 #undef HOPGEMM_SHAPE
+#undef HOPGEMM_K_MAJOR_B
+#undef HOPGEMM_MN_MAJOR_B
 #undef HOPGEMM_SWAPPED
 #undef HOPGEMM_NARROW
       }

@@ -28,12 +28,12 @@ template <KernelConfig kConfig> class EmulatedHw : public emulated::Role {
   template <int kPending> void mma_wait(Accumulator&) { wait_groups(kPending); }
   void scale(Accumulator& acc, const EpilogueParams& e, const Tile& t) { scale_tile(&acc.v[0][0], e, t); }
   void round(const Accumulator& acc, Rounded& rounded) { round_tile(&acc.v[0][0], &rounded.v[0][0]); }
-  template <int kColumns> void stage(const Rounded& rounded, int row, int piece, int slot) {
-    stage_piece(&rounded.v[row * kMmaM][piece * kColumns], sizeof rounded.v[0], slot);
+  template <int kColumns> void stage(const Rounded& rounded, int row, int column, int slot) {
+    stage_piece(&rounded.v[row * kMmaM][column], sizeof rounded.v[0], slot);
   }
-  template <int kColumns> void stage(const Accumulator& acc, int row, int piece, int slot) {
+  template <int kColumns> void stage(const Accumulator& acc, int row, int column, int slot) {
     require_accumulator();
-    stage_piece(&acc.v[row * kMmaM][piece * kColumns], sizeof acc.v[0], slot);
+    stage_piece(&acc.v[row * kMmaM][column], sizeof acc.v[0], slot);
   }
   template <int kColumns> void store_direct(const EpilogueParams& e, int slot, int m, int n, const Tile& t) {
     store_piece(e, slot, kColumns, m, n, t);

@@ -133,9 +133,9 @@ template <KernelConfig kConfig> class PtxHw {
   }
 
   template <int kColumns>
-  __device__ __forceinline__ void stage(const Rounded& rounded, int row, int piece, int slot) {
+  __device__ __forceinline__ void stage(const Rounded& rounded, int row, int column, int slot) {
     const uint32_t base = smem_ + staging_offset(kConfig, consumer_, slot);
-    const uint32_t* r = &rounded.v[row][piece * kColumns / 4];
+    const uint32_t* r = &rounded.v[row][column / 4];
 #pragma unroll
     for (int pair = 0; pair < kColumns / 16; ++pair) {
       ptx::stmatrix_x4(base + stmatrix_offset(thread_ / 32, thread_ % 32, pair), r[4 * pair], r[4 * pair + 1],
@@ -143,10 +143,10 @@ template <KernelConfig kConfig> class PtxHw {
     }
   }
   template <int kColumns>
-  __device__ __forceinline__ void stage(const Accumulator& acc, int row, int piece, int slot) {
+  __device__ __forceinline__ void stage(const Accumulator& acc, int row, int column, int slot) {
     const uint32_t base = smem_ + staging_offset(kConfig, consumer_, slot);
     const int warp = thread_ / 32, lane = thread_ % 32;
-    const float* v = &acc.v[row][piece * kColumns / 2];
+    const float* v = &acc.v[row][column / 2];
     const bool exchange = fp32_group(lane, 0) != 0;
 #pragma unroll
     for (int group = 0; group < 4; ++group) {
