@@ -3,10 +3,11 @@
     python benchmarks/tune_table.py --gpus 4 --json benchmarks/results/DATE-h200-table-bf16.json
     python benchmarks/make_table.py
 
-Small M and the core suite come first, longer products before shorter ones, one layout after the other; then
-the products of training steps. Products of a millisecond and more are measured in kk and in training steps alone:
-make_table.py lets kk stand for the others. A run continues the file that it finds, and the parts that an interrupted one has left beside it. Where a winner
-splits K, the best that does not is recorded too.
+Small M and the core suite come first, longer products before shorter ones; after the first layout the
+products of training steps, then the other layouts. Those of a millisecond and more are measured in the first
+layout and in training steps alone: make_table.py lets kk stand for the others. A run continues the file that
+it finds, and the parts that an interrupted one has left beside it. Where a winner splits K, the best that
+does not is recorded too.
 """
 
 from __future__ import annotations
@@ -61,11 +62,12 @@ def products(suite: str, layouts: Iterable[str], dtype: str, gpu: dict[str, Any]
         return not (shape[0] <= _SMALL_M or shape in SUITES["core"]), -_expected_s(shape)
 
     shapes = sorted(SUITES[suite], key=order)
-    layouts = list(layouts)
-    found = [(x, layout) for layout in layouts for x in shapes if layout == "kk" or _seconds(x) < _LONG]
+    first, *others = layouts
+    found = [(x, first) for x in shapes]
     for layer in (*SUITES["training"], *GPT2_LAYERS):
         for step in _bench_case.TRAINING_LAYOUTS:
-            found += [x for x in _bench_case.products(layer, step) if x[1] in layouts]
+            found += [x for x in _bench_case.products(layer, step) if x[1] in (first, *others)]
+    found += [(x, layout) for layout in others for x in shapes if _seconds(x) < _LONG]
     return list(dict.fromkeys(_tune.key_of(x, dtype, layout, 1, dtype, where) for x, layout in found))
 
 

@@ -20,4 +20,18 @@ inline const Instance* find_instance(const KernelConfig& config) {
   return nullptr;
 }
 
+// One without a cluster that takes the same operands: of the same tile if there is one, else the first of its
+// arrangement. The sums are the same, bit for bit, as long as K is in one part.
+inline const Instance* find_without_cluster(KernelConfig config) {
+  config.cluster_m = config.cluster_n = 1;
+  if (const Instance* same = find_instance(config)) return same;
+  for (int i = 0; i < kNumInstances; ++i) {
+    const KernelConfig& c = kInstances[i].config;
+    if (c.dtype == config.dtype && c.a_major == config.a_major && c.b_major == config.b_major &&
+        c.arrangement == config.arrangement && cluster_size(c) == 1)
+      return &kInstances[i];
+  }
+  return nullptr;
+}
+
 }  // namespace hopgemm

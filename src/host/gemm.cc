@@ -53,13 +53,6 @@ Status launch(const Instance& instance, const GemmParams<CUtensorMap>& params, i
   return cuda_failure(e, instance.name);
 }
 
-// The same tile without a cluster, for when none fits beside what else is on the device: the same bits,
-// unless K was to be in parts.
-const Instance* without_cluster(KernelConfig twin) {
-  twin.cluster_m = twin.cluster_n = 1;
-  return find_instance(twin);
-}
-
 Status stale_plan() {
   return failure(Code::kInvalidArgument,
                  "hopgemm: the plan was made for other shapes, strides or alignments. Call make_plan again");
@@ -97,8 +90,8 @@ Status gemm(const Problem& problem, const Plan& plan, void* workspace, void* str
     return cuda_failure(e, "cudaGetDevice");
   }
   HOPGEMM_TRY(prepare(device, *instance, schedule.split, max_clusters));
-  if (max_clusters == 0) {
-    instance = without_cluster(asked);
+  if (max_clusters == 0) {  // none fits beside what else is on the device
+    instance = find_without_cluster(asked);
     schedule.split = 1, schedule.tail = schedule.ranges = 0;
     if (instance) HOPGEMM_TRY(prepare(device, *instance, schedule.split, max_clusters));
     if (max_clusters == 0)

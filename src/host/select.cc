@@ -10,11 +10,12 @@ namespace hopgemm {
 namespace {
 
 // SM cycles. 4096 dense 16-bit FLOP a cycle is the chip's rate; the other constants are fits to what an H200
-// took for 99 products (docs/notes/2026-11-29-selection.md), and for 130 more with tiles of all widths
+// took for 99 products (docs/notes/2026-11-29-selection.md), and for 395 more with tiles of all widths
 // (docs/notes/2026-11-30-widths.md).
 constexpr double kFlopPerCycle = 4096;
-constexpr double kL2BytesPerCycle = 61;   // what one SM gets from L2 when all of them pull
-constexpr double kMinStepCycles = 300;    // a step of K takes so long however little there is to multiply
+constexpr double kL2BytesPerCycle = 66;   // what one SM gets from L2 when all of them pull
+constexpr double kMinStepCycles = 250;    // a step of K takes so long however little there is to multiply
+constexpr double kRingCycles = 3100;  // of a load when all SMs pull: a ring that holds less waits for it
 constexpr double kTurnaroundCycles = 1300;  // between two tiles of a cooperative kernel: drain, round, refill
 constexpr double kHandoverCycles = 250;  // from one ping-pong consumer to the other
 // Of small products, fitted to 345 more (docs/notes/2026-11-29-small-m.md).
@@ -38,7 +39,7 @@ double epilogue_cycles(const KernelConfig& c, int result_bytes) {
 double tile_cycles(const KernelConfig& c, double k_tiles, int result_bytes) {
   const double mma = 2.0 * c.tile_m * c.tile_n * kTileK / kFlopPerCycle / mma_efficiency(c);
   const double load = (a_stage_bytes(c) / c.cluster_n + b_stage_bytes(c) / c.cluster_m) / kL2BytesPerCycle;
-  const double main_loop = k_tiles * std::max({mma, load, kMinStepCycles});
+  const double main_loop = k_tiles * std::max({mma, load, kMinStepCycles, kRingCycles / c.num_stages});
   const double epilogue = epilogue_cycles(c, result_bytes);
   // Ping-pong hides the epilogue under the other consumer's main loop, cooperative consumers under their own
   // next one; an fp32 result of theirs is not hidden.

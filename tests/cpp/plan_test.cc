@@ -337,6 +337,18 @@ void check_grids() {
   CHECK(plan_of(row_major(4096, 4096, 64), "bf16_kn_128x128x64_c2x1_s6_pingpong+ctas1").grid == 2);
 }
 
+// Where no cluster fits on the device, every kernel has one without to stand in for it.
+void check_without_cluster() {
+  for (int i = 0; i < kNumInstances; ++i) {
+    const KernelConfig& c = kInstances[i].config;
+    const Instance* one = find_without_cluster(c);
+    if (!CHECK(one && cluster_size(one->config) == 1)) continue;
+    CHECK(one->config.dtype == c.dtype && one->config.a_major == c.a_major &&
+          one->config.b_major == c.b_major && is_swapped(one->config) == is_swapped(c));
+    if (cluster_size(c) == 1) CHECK(one == &kInstances[i]);
+  }
+}
+
 // A split needs a swapped kernel, a cluster that exists, a step of K for each CTA; its clusters are whole.
 void check_splits() {
   const std::string swapped = "bf16_kn_16x128x64_c1x1_s11_swap";
@@ -423,6 +435,7 @@ int main() {
   check_refusals();
   check_names();
   check_grids();
+  check_without_cluster();
   check_splits();
   check_tails();
   check_walk();
