@@ -30,8 +30,8 @@ _MARGIN = 1.01  # a winner is faster than the default by more than noise, or the
 _LOOK_S, _ONE_LOOK_S = 0.001, 0.02  # a look; what takes so long needs no second one
 # Times the fastest. After a look: clocks may have sunk from one to the next. For the final: what wastes
 # energy looks faster in turn with others than it is alone.
-_NEAR, _CLOSE = 1.5, 1.1
-_MOST_NEAR = 10
+_NEAR, _CLOSE = 1.4, 1.1
+_MOST_NEAR = 16
 
 Report = Callable[[float, str], None]
 
@@ -61,7 +61,7 @@ _SINGLE = Timing(protocols.SINGLE_ROUNDS, 0.0, protocols.SAMPLE_S)
 _SUSTAINED = Timing(protocols.SUSTAINED_ROUNDS, protocols.SETTLE_S, protocols.WINDOW_S)
 THOROUGH = Effort(walks=2, finalists=3, short=_SINGLE, long=_SUSTAINED)  # 2 to 30 s a product
 # Half a second, and three where it is long: the card is hot, since its neighbours are measured too.
-SUITE = Effort(walks=1, finalists=2, short=Timing(7, 0.0, 0.005), long=Timing(2, 0.2, 0.4))
+SUITE = Effort(walks=1, finalists=4, short=Timing(8, 0.0, 0.006), long=Timing(2, 0.2, 0.4))
 FIRST_USE = Effort(walks=1, finalists=3, short=Timing(5, 0.0, 0.01), long=Timing(5, 0.0, 0.01))
 
 
@@ -117,14 +117,20 @@ class Race:
         return Tuned(self._gpu, *version, key, winner, final[winner] * 1e6, default, before * 1e6)
 
     def _look(self, names: list[str]) -> None:
-        """One short run of each that has had none: a kernel for 16 rows is no kernel for 16384."""
-        for name in names:
-            if name not in self._seconds:
-                contender = self._contender(name)
-                done, elapsed = contender.run(1)  # and loads what is loaded once
-                if elapsed < _ONE_LOOK_S:
-                    done, elapsed = contender.run(math.ceil(_LOOK_S * done / max(elapsed, 1e-6)))
-                self._seconds[name] = elapsed / done
+        """Short runs of each that has had none: a kernel for 16 rows is no kernel for 16384.
+
+        Two where they are short, the second the other way round: whoever comes first finds the clock that the
+        last product has left.
+        """
+        new = [name for name in names if name not in self._seconds]
+        for name in new:
+            done, elapsed = self._contender(name).run(1)  # and loads what is loaded once
+            self._seconds[name] = elapsed / done
+        for order in (new, new[::-1]):
+            for name in order:
+                seconds = self._seconds[name]
+                if seconds < _ONE_LOOK_S:
+                    self._seconds[name] = min(seconds, _run(self._contender(name), _LOOK_S, seconds))
 
     def _near(self, names: list[str]) -> list[str]:
         """The fastest so far, not too many and not too far from the first."""

@@ -17,22 +17,6 @@
 namespace hopgemm {
 namespace {
 
-Status pack_operands(NormalProblem& p, void* workspace, void* stream) {
-  char* free = static_cast<char*>(workspace);
-  const struct {
-    NormalOperand* operand;
-    int64_t mn;
-  } sides[] = {{&p.a, p.m}, {&p.b, p.n}};
-  for (const auto& side : sides) {
-    NormalOperand& o = *side.operand;
-    if (!o.pack) continue;
-    HOPGEMM_TRY(pack(o, side.mn, p.k, free, stream));
-    o.data = free;
-    free += o.packed_bytes;
-  }
-  return {};
-}
-
 Status launch(const Instance& instance, const GemmParams<CUtensorMap>& params, int grid,
               cudaStream_t stream) {
   const int cluster = cluster_size(instance.config, params.split);

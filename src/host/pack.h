@@ -5,9 +5,10 @@
 
 namespace hopgemm {
 
-// Copies operand.source (mn x k, any strides, batches) to `destination`: K-major rows of operand.mn_stride
-// elements, batch after batch. The pad of each row stays unwritten: the tensor map ends before it.
-Status pack(const NormalOperand& operand, int64_t mn, int64_t k, void* destination, void* stream);
+// Copies what is marked for it (mn x k, any strides, batches) into `workspace`, packed_bytes of both, and
+// points the operands there: K-major rows of mn_stride elements, batch after batch. The pad of each row stays
+// unwritten: the tensor map ends before it. One launch for both.
+Status pack_operands(NormalProblem& problem, void* workspace, void* stream);
 
 // d = beta * c + bias.
 Status fill(const NormalProblem& problem, void* stream);
