@@ -92,6 +92,8 @@ def entries(records: Iterable[dict[str, Any]]) -> list[Entry]:
             continue
         product = tuple(record[name] for name in ("majors", "n", "m", "k"))
         of_dtype = winners.setdefault(product, {}).setdefault(record["dtype"], {})
+        if not record["batch_invariant"]:
+            of_dtype.clear()  # an older winner's batch-invariant companion goes with it
         of_dtype[record["batch_invariant"]] = _choice(record)
     found = []
     for product, by_dtype in winners.items():

@@ -14,7 +14,7 @@ constexpr DType kAny16 = DType::kBF16;
 
 // M, N, K, for which dtypes and problems, config.
 // clang-format off
-constexpr std::array<Measured, 801> kTable{{
+constexpr std::array<Measured, 797> kTable{{
     {33, 65, 129, kBoth, kAny, {{kAny16, kK, kK, 64, 64, 1, 1, 12, kPingpong}, {}}},
     {64, 128, 65536, kBoth, kAny, {{kAny16, kK, kK, 64, 64, 1, 1, 12, kPingpong},
         {.tail = 2, .ranges = 132}}},
@@ -156,8 +156,6 @@ constexpr std::array<Measured, 801> kTable{{
     {1024, 7168, 16384, kBoth, kAny, {{kAny16, kK, kK, 128, 224, 2, 1, 4, kCooperative}, {.max_ctas = 128}}},
     {2048, 7168, 2048, kBoth, kAny, {{kAny16, kK, kK, 128, 128, 2, 1, 6, kPingpong}, {.max_ctas = 132}}},
     {2048, 7168, 16384, kBoth, kAny, {{kAny16, kK, kK, 64, 256, 1, 1, 4, kPingpong}, {.max_ctas = 128}}},
-    {2048, 7168, 16384, kBoth, kInvariant, {{kAny16, kK, kK, 128, 128, 2, 1, 6, kPingpong},
-        {.max_ctas = 128}}},
     {4096, 7168, 2048, kBoth, kAny, {{kAny16, kK, kK, 128, 128, 1, 1, 6, kPingpong}, {.max_ctas = 128}}},
     {4096, 7168, 16384, kBoth, kAny, {{kAny16, kK, kK, 128, 256, 2, 1, 4, kCooperative}, {.max_ctas = 128}}},
     {8192, 7168, 2048, kBoth, kAny, {{kAny16, kK, kK, 128, 256, 1, 1, 4, kCooperative}, {.max_ctas = 128}}},
@@ -253,8 +251,6 @@ constexpr std::array<Measured, 801> kTable{{
     {128, 128256, 4096, kBoth, kAny, {{kAny16, kK, kK, 128, 256, 1, 1, 4, kCooperative}, {.max_ctas = 128}}},
     {256, 128256, 4096, kBoth, kAny, {{kAny16, kK, kK, 128, 224, 1, 1, 4, kCooperative},
         {.group = 16, .max_ctas = 128}}},
-    {256, 128256, 4096, kBoth, kInvariant, {{kAny16, kK, kK, 128, 256, 1, 1, 4, kCooperative},
-        {.max_ctas = 128}}},
     {512, 128256, 4096, kBoth, kAny, {{kAny16, kK, kK, 128, 144, 1, 1, 5, kPingpong},
         {.along_m = false, .group = 4, .max_ctas = 132}}},
     {1024, 128256, 4096, kBoth, kAny, {{kAny16, kK, kK, 128, 224, 2, 1, 4, kCooperative}, {}}},
@@ -643,8 +639,6 @@ constexpr std::array<Measured, 801> kTable{{
     {1024, 7168, 16384, kBoth, kAny, {{kAny16, kMN, kK, 128, 224, 2, 1, 4, kCooperative}, {.max_ctas = 128}}},
     {2048, 7168, 2048, kBoth, kAny, {{kAny16, kMN, kK, 128, 128, 2, 1, 6, kPingpong}, {.max_ctas = 132}}},
     {2048, 7168, 16384, kBoth, kAny, {{kAny16, kMN, kK, 64, 256, 1, 1, 4, kPingpong}, {.max_ctas = 128}}},
-    {2048, 7168, 16384, kBoth, kInvariant, {{kAny16, kMN, kK, 128, 128, 2, 1, 6, kPingpong},
-        {.max_ctas = 128}}},
     {4096, 7168, 2048, kBoth, kAny, {{kAny16, kMN, kK, 128, 128, 1, 1, 6, kPingpong}, {.max_ctas = 128}}},
     {4096, 7168, 16384, kBoth, kAny, {{kAny16, kMN, kK, 128, 256, 2, 1, 4, kCooperative}, {.max_ctas = 128}}},
     {8192, 7168, 2048, kBoth, kAny, {{kAny16, kMN, kK, 128, 256, 1, 1, 4, kCooperative}, {.max_ctas = 128}}},
@@ -729,8 +723,6 @@ constexpr std::array<Measured, 801> kTable{{
     {128, 128256, 4096, kBoth, kAny, {{kAny16, kMN, kK, 128, 256, 1, 1, 4, kCooperative}, {.max_ctas = 128}}},
     {256, 128256, 4096, kBoth, kAny, {{kAny16, kMN, kK, 128, 224, 1, 1, 4, kCooperative},
         {.group = 16, .max_ctas = 128}}},
-    {256, 128256, 4096, kBoth, kInvariant, {{kAny16, kMN, kK, 128, 256, 1, 1, 4, kCooperative},
-        {.max_ctas = 128}}},
     {512, 128256, 4096, kBoth, kAny, {{kAny16, kMN, kK, 128, 144, 1, 1, 5, kPingpong},
         {.along_m = false, .group = 4, .max_ctas = 132}}},
     {1024, 128256, 4096, kBoth, kAny, {{kAny16, kMN, kK, 128, 224, 2, 1, 4, kCooperative}, {}}},

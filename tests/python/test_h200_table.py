@@ -107,6 +107,10 @@ def test_a_big_square_counts_if_it_was_measured_sustained():
 def test_a_later_record_counts():
     (entry,) = make_table.entries([record(SWAP), record("kk_" + COOP)])
     assert entry.config == "kk_" + COOP
+    # And takes the place of all that the earlier one stood for.
+    split = [record(SWAP + "+split2"), record(SWAP, batch_invariant=True)]
+    (entry,) = make_table.entries([*split, record("kk_" + COOP)])
+    assert (entry.config, entry.invariant) == ("kk_" + COOP, False)
 
 
 def test_batch_invariant_calls_get_a_row_only_where_theirs_is_another():
@@ -149,7 +153,7 @@ def test_the_file_compiles_and_is_sorted(tmp_path):
         for majors in ("mn", "kn", "kk", "mk")
         for m, n, k in ((4096, 8192, 64), (8192, 4096, 64), (10, 4096, 9000), (10, 4096, 900))
         for dtype in ("float16", "bfloat16")
-        for invariant in (True, False)
+        for invariant in (False, True)
     ]
     for i, x in enumerate(records):
         x["config"] += "" if x["batch_invariant"] else f"+ctas{i + 1}"  # no two alike
