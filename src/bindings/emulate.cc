@@ -38,16 +38,18 @@ template <KernelConfig kConfig> const void* kernel() {
                      "_" HOPGEMM_NAME_##arrangement,                                              \
                    dtype, Major::a, Major::b, tile_m, tile_n, cluster_m, cluster_n, stages,       \
                    Arrangement::arrangement)
-#define HOPGEMM_K_B(d, dtype, ...)                 \
-  HOPGEMM_ONE(d, dtype, "kk", kK, kK, __VA_ARGS__) \
-  HOPGEMM_ONE(d, dtype, "mk", kMN, kK, __VA_ARGS__)
-#define HOPGEMM_MN_B(d, dtype, ...)                 \
-  HOPGEMM_ONE(d, dtype, "kn", kK, kMN, __VA_ARGS__) \
-  HOPGEMM_ONE(d, dtype, "mn", kMN, kMN, __VA_ARGS__)
-#define HOPGEMM_K_MAJOR_B(...) HOPGEMM_K_B("bf16", kBF16, __VA_ARGS__) HOPGEMM_K_B("f16", kF16, __VA_ARGS__)
-#define HOPGEMM_MN_MAJOR_B(...) \
-  HOPGEMM_MN_B("bf16", kBF16, __VA_ARGS__) HOPGEMM_MN_B("f16", kF16, __VA_ARGS__)
-#define HOPGEMM_SHAPE(...) HOPGEMM_K_MAJOR_B(__VA_ARGS__) HOPGEMM_MN_MAJOR_B(__VA_ARGS__)
+#define HOPGEMM_KK(d, dtype, ...) HOPGEMM_ONE(d, dtype, "kk", kK, kK, __VA_ARGS__)
+#define HOPGEMM_KN(d, dtype, ...) HOPGEMM_ONE(d, dtype, "kn", kK, kMN, __VA_ARGS__)
+#define HOPGEMM_MK(d, dtype, ...) HOPGEMM_ONE(d, dtype, "mk", kMN, kK, __VA_ARGS__)
+#define HOPGEMM_MN(d, dtype, ...) HOPGEMM_ONE(d, dtype, "mn", kMN, kMN, __VA_ARGS__)
+#define HOPGEMM_LAYOUTS(...) \
+  HOPGEMM_KK(__VA_ARGS__) HOPGEMM_KN(__VA_ARGS__) HOPGEMM_MK(__VA_ARGS__) HOPGEMM_MN(__VA_ARGS__)
+#define HOPGEMM_BOTH(layouts, ...) layouts("bf16", kBF16, __VA_ARGS__) layouts("f16", kF16, __VA_ARGS__)
+#define HOPGEMM_K_B(...) HOPGEMM_KK(__VA_ARGS__) HOPGEMM_MK(__VA_ARGS__)
+#define HOPGEMM_MN_B(...) HOPGEMM_KN(__VA_ARGS__) HOPGEMM_MN(__VA_ARGS__)
+#define HOPGEMM_SHAPE(...) HOPGEMM_BOTH(HOPGEMM_LAYOUTS, __VA_ARGS__)
+#define HOPGEMM_K_MAJOR_B(...) HOPGEMM_BOTH(HOPGEMM_K_B, __VA_ARGS__)
+#define HOPGEMM_MN_MAJOR_B(...) HOPGEMM_BOTH(HOPGEMM_MN_B, __VA_ARGS__)
 #define HOPGEMM_SWAP(d, dtype, l, a, b, tile_m, tile_n, cluster_m, cluster_n, stages)                      \
   HOPGEMM_INSTANCE(d "_" l "_" #tile_n "x" #tile_m "x64_c" #cluster_n "x" #cluster_m "_s" #stages "_swap", \
                    dtype, Major::b, Major::a, tile_m, tile_n, cluster_m, cluster_n, stages,                \
@@ -58,14 +60,9 @@ template <KernelConfig kConfig> const void* kernel() {
 #define HOPGEMM_MN_MAJOR_A(d, dtype, ...)            \
   HOPGEMM_SWAP(d, dtype, "mk", kMN, kK, __VA_ARGS__) \
   HOPGEMM_SWAP(d, dtype, "mn", kMN, kMN, __VA_ARGS__)
-#define HOPGEMM_NARROW(...)                     \
-  HOPGEMM_K_MAJOR_A("bf16", kBF16, __VA_ARGS__) \
-  HOPGEMM_K_MAJOR_A("f16", kF16, __VA_ARGS__)
-#define HOPGEMM_SWAPPED(...)                     \
-  HOPGEMM_K_MAJOR_A("bf16", kBF16, __VA_ARGS__)  \
-  HOPGEMM_MN_MAJOR_A("bf16", kBF16, __VA_ARGS__) \
-  HOPGEMM_K_MAJOR_A("f16", kF16, __VA_ARGS__)    \
-  HOPGEMM_MN_MAJOR_A("f16", kF16, __VA_ARGS__)
+#define HOPGEMM_ANY_A(...) HOPGEMM_K_MAJOR_A(__VA_ARGS__) HOPGEMM_MN_MAJOR_A(__VA_ARGS__)
+#define HOPGEMM_NARROW(...) HOPGEMM_BOTH(HOPGEMM_K_MAJOR_A, __VA_ARGS__)
+#define HOPGEMM_SWAPPED(...) HOPGEMM_BOTH(HOPGEMM_ANY_A, __VA_ARGS__)
 
 const Instance kInstances[] = {
 #include "config/instances.def"
