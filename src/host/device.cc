@@ -102,6 +102,15 @@ EncodeTiled encode_tiled() {
   return function;
 }
 
+Status bind_context() {
+  int device;
+  cudaError_t e = cudaGetDevice(&device);
+  if (e == cudaSuccess) e = cudaSetDevice(device);
+  if (e == cudaSuccess) return {};
+  cudaGetLastError();
+  return cuda_failure(e, "cudaSetDevice");
+}
+
 int driver_version() {
   int version = 0;
   if (cudaDriverGetVersion(&version) != cudaSuccess) {

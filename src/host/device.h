@@ -15,6 +15,10 @@ using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, 
 
 EncodeTiled encode_tiled();  // nullptr without a driver
 
+// Makes the context of the current device current on this thread. The runtime's functions do so by
+// themselves; the driver's fail with CUDA_ERROR_INVALID_CONTEXT where none has.
+Status bind_context();
+
 HOPGEMM_API Status cuda_failure(int error, const char* what);
 
 // Loads the kernel on the current device, gives it its shared memory, and asks how many clusters are resident

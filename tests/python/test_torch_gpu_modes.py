@@ -232,6 +232,25 @@ def test_first_call_of_a_process_inside_a_capture(shape, call):
     assert run.returncode == 0 and run.stdout.strip() == "exact", run.stderr
 
 
+def test_a_thread_that_has_not_used_cuda():
+    """Autograd's, in the first backward pass: the driver wants a context where the runtime would bind one."""
+    a, b = integers(256, 256), integers(256, 256)
+    want, out, failures = matmul(a, b), torch.zeros_like(a), []
+
+    def work():
+        try:
+            matmul(a, b, out=out)
+        except BaseException as error:  # noqa: BLE001 - reported by the main thread
+            failures.append(error)
+
+    torch.cuda.synchronize()
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(60)
+    assert not failures, failures
+    assert_same(out, want)
+
+
 def test_two_threads():
     failures = []
 
