@@ -78,12 +78,14 @@ double elapsed_cycles(double busy, const NormalProblem& p, double bytes) {
   return busy >= dram ? busy : dram + 0.03 * busy;
 }
 
-// From about a millisecond on the board is at its power limit, and speed is energy: a kernel that brings more
-// bytes into its SMs for each product is slower (128x128 by 3%).
+// Products of about 0.2 ms and more run where the board is at its power limit, in training steps, and speed
+// is energy: a kernel that brings more bytes into its SMs for each product is slower (sustained, on an H200:
+// 128x128 by 3%, 128x224 by 1.5 to 2.5%).
 double power_limited(const KernelConfig& c, double cycles) {
-  constexpr double kLongCycles = 1.75e6;
-  const bool frugal = c.tile_m * c.tile_n >= 128 * 224;
-  return cycles > kLongCycles && !frugal ? 1.04 * cycles : cycles;
+  constexpr double kLongCycles = 3e5;
+  if (cycles < kLongCycles) return cycles;
+  const int tile = c.tile_m * c.tile_n;
+  return cycles * (tile >= 128 * 256 ? 1 : tile >= 128 * 224 ? 1.025 : 1.04);
 }
 
 double estimate_cycles(const KernelConfig& c, const NormalProblem& p, const Work& w, double bytes) {

@@ -98,10 +98,14 @@ def test_a_winner_of_kk_stands_for_layouts_that_were_not_measured():
     ]
 
 
-def test_a_big_square_counts_if_it_was_measured_sustained():
-    square = {"m": 4096, "n": 4096, "k": 4096}
-    assert make_table.entries([record("kk_" + COOP, us=200.0, **square)]) == []
-    assert len(make_table.entries([record("kk_" + COOP, us=2000.0, **square)])) == 1
+def test_what_is_compared_sustained_is_the_cost_models():
+    def count(m, n, k, majors="kk"):
+        return len(make_table.entries([record(f"{majors}_{COOP}", majors=majors, m=m, n=n, k=k)]))
+
+    assert count(4096, 4096, 4096) == 0  # a big square
+    assert count(8192, 10240, 8192) == 0  # 2 ms
+    assert count(4096, 6144, 4096) == count(6144, 4096, 4096, "mn") == 0  # of a training step
+    assert count(6144, 4096, 4096) == count(2048, 6144, 4096) == 1
 
 
 def test_a_later_record_counts():
