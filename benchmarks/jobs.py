@@ -7,11 +7,14 @@ from dataclasses import dataclass
 
 from hopgemm import _bench_protocols as protocols
 from hopgemm._bench import protocol_of
-from hopgemm._bench_case import TRAINING_LAYOUTS
+from hopgemm._bench_case import TRAINING_LAYOUTS, products
 from hopgemm._shapes import BIG_SQUARES, SUITES, Shape, format_shape
 
 START_S = 25.0  # of a process: importing PyTorch, opening the GPU, the roofs
 _OVERHEAD_S = 1.5  # of a shape: operands, graphs, checks, the probe of cuBLAS's backends
+_OF_TRAINING = {
+    product for layer in SUITES["training"] for step in TRAINING_LAYOUTS for product in products(layer, step)
+}
 _PEER_SETUP_S = {"triton": 4.0, "pallas": 10.0, "quack": 60.0}  # of a shape: compiling and choosing
 
 
@@ -42,6 +45,11 @@ class Job:
         if self.protocol == "sustained" and self.layout == "kk" and self.shape in BIG_SQUARES:
             a_round += protocols.ENERGY_WINDOW_S
         return contenders * a_round + _OVERHEAD_S + sum(_PEER_SETUP_S[name] for name in self.peers)
+
+
+def is_sustained(shape: Shape, majors: str) -> bool:
+    """Is this product compared sustained, by itself or within a training step?"""
+    return (shape, majors) in _OF_TRAINING or protocol_of(shape, "auto") == "sustained"
 
 
 def make_jobs(

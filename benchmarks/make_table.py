@@ -19,11 +19,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jobs import is_sustained
+
 from hopgemm import _core
-from hopgemm._bench import protocol_of
-from hopgemm._bench_case import TRAINING_LAYOUTS, products
 from hopgemm._bench_results import load
-from hopgemm._shapes import SUITES
 
 ROOT = Path(__file__).parent.parent
 OUTPUT = ROOT / "src/host/h200_table.cc"
@@ -36,9 +35,6 @@ _MAJOR = {"k": "kK", "m": "kMN", "n": "kMN"}
 _FIELDS = ("along_m", "group", "max_ctas", "split", "tail", "ranges")  # of Schedule, in its order
 _TOKEN = {"ctas": "max_ctas", "split": "split"}
 _WIDTH = 105  # of a row, without its indentation
-_OF_TRAINING = {
-    product for layer in SUITES["training"] for step in TRAINING_LAYOUTS for product in products(layer, step)
-}
 _DTYPES = {"": "kBoth", "bfloat16": "kOnlyBF16", "float16": "kOnlyF16"}
 
 _HEAD = """\
@@ -93,7 +89,7 @@ def entries(records: Iterable[dict[str, Any]]) -> list[Entry]:
     winners: dict[tuple[Any, ...], dict[str, dict[bool, str]]] = {}
     for record in records:
         _require_plain(record)
-        if _counts_sustained(record):
+        if is_sustained((record["m"], record["n"], record["k"]), record["majors"]):
             continue
         product = tuple(record[name] for name in ("majors", "n", "m", "k"))
         of_dtype = winners.setdefault(product, {}).setdefault(record["dtype"], {})
@@ -154,11 +150,6 @@ def _require_plain(record: dict[str, Any]) -> None:
         if record[name] != value:
             size = f"{record['m']}x{record['n']}x{record['k']}"
             raise ValueError(f"{size}: {name} is {record[name]!r}; the table is for {value!r}")
-
-
-def _counts_sustained(record: dict[str, Any]) -> bool:
-    shape = record["m"], record["n"], record["k"]
-    return (shape, record["majors"]) in _OF_TRAINING or protocol_of(shape, "auto") == "sustained"
 
 
 def _choice(record: dict[str, Any]) -> str:

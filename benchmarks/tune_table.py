@@ -3,11 +3,10 @@
     python benchmarks/tune_table.py --gpus 4 --json benchmarks/results/DATE-h200-table-bf16.json
     python benchmarks/make_table.py
 
-Small M and the core suite come first, longer products before shorter ones; after the first layout the
-products of training steps, then the other layouts. Those of a millisecond and more are measured in the first
-layout and in training steps alone: make_table.py lets kk stand for the others. A run continues the file that
-it finds, and the parts that an interrupted one has left beside it. Where a winner splits K, the best that
-does not is recorded too.
+Small M and the core suite come first, longer products before shorter ones, one layout after the other; then
+the products of GPT-2's training steps. What the benchmarks compare sustained is not among them: make_table.py
+says why. A run continues the file that it finds, and the parts that an interrupted one has left beside it.
+Where a winner splits K, the best that does not is recorded too.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jobs import is_sustained
 from pool import Pool
 from tune_worker import Records
 
@@ -31,8 +31,7 @@ WORKER = (sys.executable, str(Path(__file__).with_name("tune_worker.py")))
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 _SMALL_M = 256
 _FLOPS = 6e14  # a second, roughly, to guess how long a product takes
-_LONG = 1e-3  # seconds
-_SHORT_S, _LONG_S = 0.7, 3.5  # to tune a short and a long one, guessed
+_TUNE_S = 0.7  # to tune a short one, guessed
 _START_S = 15.0  # of a process
 
 
@@ -61,23 +60,20 @@ def products(suite: str, layouts: Iterable[str], dtype: str, gpu: dict[str, Any]
     def order(shape: Shape) -> tuple[bool, float]:
         return not (shape[0] <= _SMALL_M or shape in SUITES["core"]), -_expected_s(shape)
 
-    shapes = sorted(SUITES[suite], key=order)
-    first, *others = layouts
-    found = [(x, first) for x in shapes]
-    for layer in (*SUITES["training"], *GPT2_LAYERS):
+    layouts, shapes = list(layouts), sorted(SUITES[suite], key=order)
+    found = [(x, layout) for layout in layouts for x in shapes]
+    for layer in GPT2_LAYERS:
         for step in _bench_case.TRAINING_LAYOUTS:
-            found += [x for x in _bench_case.products(layer, step) if x[1] in (first, *others)]
-    found += [(x, layout) for layout in others for x in shapes if _seconds(x) < _LONG]
-    return list(dict.fromkeys(_tune.key_of(x, dtype, layout, 1, dtype, where) for x, layout in found))
-
-
-def _seconds(shape: Shape) -> float:
-    m, n, k = shape
-    return 2 * m * n * k / _FLOPS
+            found += [x for x in _bench_case.products(layer, step) if x[1] in layouts]
+    keys = (
+        _tune.key_of(x, dtype, layout, 1, dtype, where) for x, layout in found if not is_sustained(x, layout)
+    )
+    return list(dict.fromkeys(keys))
 
 
 def _expected_s(shape: Shape) -> float:
-    return (_SHORT_S if _seconds(shape) < _LONG else _LONG_S) + 100 * _seconds(shape)
+    m, n, k = shape
+    return _TUNE_S + 200 * m * n * k / _FLOPS
 
 
 def absorb(records: Records) -> None:
