@@ -228,7 +228,9 @@ class Kernels:
         _check(self.library.hopgemm_override_prepare(index, called, is_torchs, tensors))
         if is_python:
             fragment = torch.library.Library("aten", "IMPL")
-            fragment.impl(operator, self.library.hopgemm_override_python_kernel(index), self.key)
+            function = self.library.hopgemm_override_python_kernel(index)
+            # Torch 2.10 refuses to go over another kernel from Python unless it is told that this is meant.
+            fragment.impl(operator, function, self.key, allow_override=True)
             undo = fragment._destroy
         else:
             _check(self.library.hopgemm_override_install(index))

@@ -353,7 +353,7 @@ class Other:
             self.calls += 1
             return kernel.call_boxed(keyset, *args, **options)
 
-        self.library.impl(operator, run, "CPU", with_keyset=True)
+        self.library.impl(operator, run, "CPU", with_keyset=True, allow_override=True)
 
 
 @pytest.mark.parametrize("operator", CALLS)
