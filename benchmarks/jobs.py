@@ -10,8 +10,8 @@ from hopgemm._bench import protocol_of
 from hopgemm._bench_case import TRAINING_LAYOUTS, products
 from hopgemm._shapes import BIG_SQUARES, SUITES, Shape, format_shape
 
-START_S = 25.0  # of a process: importing PyTorch, opening the GPU, the roofs
-_OVERHEAD_S = 1.5  # of a shape: operands, graphs, checks, the probe of cuBLAS's backends
+START_S = 12.0  # of a process: importing PyTorch, opening the GPU, the roofs
+_OVERHEAD_S = 0.5  # of a shape: operands, graphs, checks, the probe of cuBLAS's backends
 _OF_TRAINING = {
     product for layer in SUITES["training"] for step in TRAINING_LAYOUTS for product in products(layer, step)
 }
