@@ -31,7 +31,7 @@ WORKER = (sys.executable, str(Path(__file__).with_name("tune_worker.py")))
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 _SMALL_M = 256
 _FLOPS = 6e14  # a second, roughly, to guess how long a product takes
-_TUNE_S = 0.7  # to tune a short one, guessed
+_SHORT_S, _LONG_S = 0.7, 3.5  # to tune one, guessed; long: from 0.2 ms on
 _START_S = 15.0  # of a process
 
 
@@ -73,7 +73,8 @@ def products(suite: str, layouts: Iterable[str], dtype: str, gpu: dict[str, Any]
 
 def _expected_s(shape: Shape) -> float:
     m, n, k = shape
-    return _TUNE_S + 200 * m * n * k / _FLOPS
+    seconds = 2 * m * n * k / _FLOPS
+    return (_SHORT_S if seconds < 2e-4 else _LONG_S) + 100 * seconds
 
 
 def absorb(records: Records) -> None:
