@@ -12,9 +12,6 @@ from hopgemm._shapes import BIG_SQUARES, SUITES, Shape, format_shape
 
 START_S = 12.0  # of a process: importing PyTorch, opening the GPU, the roofs
 _OVERHEAD_S = 0.5  # of a shape: operands, graphs, checks, the probe of cuBLAS's backends
-_OF_TRAINING = {
-    product for layer in SUITES["training"] for step in TRAINING_LAYOUTS for product in products(layer, step)
-}
 _PEER_SETUP_S = {"triton": 4.0, "pallas": 10.0, "quack": 60.0}  # of a shape: compiling and choosing
 
 
@@ -45,6 +42,14 @@ class Job:
         if self.protocol == "sustained" and self.layout == "kk" and self.shape in BIG_SQUARES:
             a_round += protocols.ENERGY_WINDOW_S
         return contenders * a_round + _OVERHEAD_S + sum(_PEER_SETUP_S[name] for name in self.peers)
+
+
+def of_training(layers: Iterable[Shape]) -> list[tuple[Shape, str]]:
+    """The products of training steps of these layers, with either way to store a weight: shape, majors."""
+    return [product for layer in layers for step in TRAINING_LAYOUTS for product in products(layer, step)]
+
+
+_OF_TRAINING = frozenset(of_training(SUITES["training"]))
 
 
 def is_sustained(shape: Shape, majors: str) -> bool:

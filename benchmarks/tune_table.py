@@ -18,20 +18,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jobs import is_sustained
+from jobs import is_sustained, of_training
 from pool import Pool
 from tune_worker import Records
 
-from hopgemm import _bench_case, _core, _tune
+from hopgemm import _core, _tune
 from hopgemm._cache import Key
 from hopgemm._shapes import GPT2_LAYERS, SUITES, Shape
+from hopgemm._tune_race import LONG_US
 
 LAYOUTS = ("kk", "kn", "mn", "mk")
 WORKER = (sys.executable, str(Path(__file__).with_name("tune_worker.py")))
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 _SMALL_M = 256
 _FLOPS = 6e14  # a second, roughly, to guess how long a product takes
-_SHORT_S, _LONG_S = 0.7, 3.5  # to tune one, guessed; long: from 0.2 ms on
+_SHORT_S, _LONG_S = 0.7, 3.5  # to tune one, guessed; long: from LONG_US on
 _START_S = 15.0  # of a process
 
 
@@ -62,9 +63,7 @@ def products(suite: str, layouts: Iterable[str], dtype: str, gpu: dict[str, Any]
 
     layouts, shapes = list(layouts), sorted(SUITES[suite], key=order)
     found = [(x, layout) for layout in layouts for x in shapes]
-    for layer in GPT2_LAYERS:
-        for step in _bench_case.TRAINING_LAYOUTS:
-            found += [x for x in _bench_case.products(layer, step) if x[1] in layouts]
+    found += [(x, layout) for x, layout in of_training(GPT2_LAYERS) if layout in layouts]
     keys = (
         _tune.key_of(x, dtype, layout, 1, dtype, where) for x, layout in found if not is_sustained(x, layout)
     )
@@ -74,7 +73,7 @@ def products(suite: str, layouts: Iterable[str], dtype: str, gpu: dict[str, Any]
 def _expected_s(shape: Shape) -> float:
     m, n, k = shape
     seconds = 2 * m * n * k / _FLOPS
-    return (_SHORT_S if seconds < 2e-4 else _LONG_S) + 100 * seconds
+    return (_SHORT_S if seconds * 1e6 < LONG_US else _LONG_S) + 100 * seconds
 
 
 def absorb(records: Records) -> None:

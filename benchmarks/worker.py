@@ -36,7 +36,7 @@ def serve(
 
 
 def open_answers() -> Callable[[Any], None]:
-    """What prints an answer; from now on standard output is for these alone, and libraries use the other."""
+    """What prints an answer. From now on standard output is for answers alone; the rest goes to stderr."""
     own = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     return lambda what: print(json.dumps(what), file=own)

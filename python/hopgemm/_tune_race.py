@@ -27,7 +27,7 @@ _PADDING = 8  # times the elements of the tiles that fit best: more is no candid
 _MOST_WAVES = 8  # after more of them the last one hardly counts
 # From here on the power limit decides, and only sustained runs rank kernels rightly: winners in turn at 0.3
 # to 0.7 ms made training steps up to 5% slower (docs/notes/2026-11-30-widths.md).
-_LONG_US = 200.0
+LONG_US = 200.0
 _MARGIN = 1.01  # a winner is faster than the default by more than noise, or the default stays
 _LOOK_S, _ONE_LOOK_S = 0.001, 0.02  # a look; what takes so long needs no second one
 # Times the fastest. After a look: clocks may have sunk from one to the next. For the final: what wastes
@@ -51,7 +51,7 @@ _SCREEN = Timing(3, 0.0, 0.004)
 
 class Effort(NamedTuple):
     """walks: of so many kernels other walks are tried; finalists: beside the default; short, long: how these
-    are timed, below and from 0.2 ms a product on."""
+    are timed, below and from LONG_US a product on."""
 
     walks: int
     finalists: int
@@ -109,7 +109,7 @@ class Race:
         report(0.6, "checking the best")
         finalists = self._finalists([*names, *walks], default, key)
         report(0.7, f"timing the {len(finalists)} best")
-        long = self._seconds[finalists[0]] * 1e6 >= _LONG_US
+        long = self._seconds[finalists[0]] * 1e6 >= LONG_US
         final = self._in_turn(finalists, self._effort.long if long else self._effort.short)
         winner = min(final, key=final.__getitem__)
         if default in final and final[default] < _MARGIN * final[winner]:
