@@ -6,6 +6,7 @@ Without a FILE: all of benchmarks/results/*-h200-table-*.json, by name; later fi
 was measured gets an entry, also where the cost model's choice is the fastest: an entry answers for its
 neighbours, and a product without one would fall to a neighbour that had another winner. A product that was
 measured in one layout alone, kk, gets its winner in the others too: where more were measured, they agree.
+A winner that is no longer compiled is left out.
 The output depends on the records alone. Products that the benchmarks compare sustained (long ones, the big
 squares, the products of Llama's training steps) are left to the cost model, which knows of energy: in short
 windows and in turn with others, kernels that waste it look 2 to 5% better than they are.
@@ -191,12 +192,21 @@ def shipped() -> list[Path]:
 
 
 def records_of(files: Iterable[Path]) -> list[dict[str, Any]]:
-    """All of their records, each with its file's header beside it."""
+    """All of their records that name a kernel which is compiled, each with its file's header beside it."""
+    kernels = set(_core.configs())
     found = []
     for file in files:
         data = load(file)
-        found += [{**data["header"], **record} for record in data["records"]]
+        found += [
+            {**data["header"], **record}
+            for record in data["records"]
+            if {_kernel(record["config"]), _kernel(record["default_config"])} <= kernels
+        ]
     return found + for_other_layouts(found)
+
+
+def _kernel(config: str) -> str:
+    return config.partition("+")[0]
 
 
 def for_other_layouts(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -215,7 +225,7 @@ def for_other_layouts(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
             names = {
                 name: record[name].replace("_kk_", f"_{majors}_") for name in ("config", "default_config")
             }
-            if all(name.partition("+")[0] in kernels for name in names.values()):
+            if all(_kernel(name) in kernels for name in names.values()):
                 found.append({**record, **names, "majors": majors})
     return found
 

@@ -4,14 +4,16 @@
     python benchmarks/make_table.py
 
 Small M and the core suite come first, longer products before shorter ones, one layout after the other; then
-the products of GPT-2's training steps. What the benchmarks compare sustained is not among them: make_table.py
-says why. A run continues the file that it finds, and the parts that an interrupted one has left beside it.
-Where a winner splits K, the best that does not is recorded too.
+the products of GPT-2's training steps (alone: --suite gpt2), which are timed on a cool card. What the
+benchmarks compare sustained is not among them: make_table.py says why. A run continues the file that it
+finds, and the parts that an interrupted one has left beside it. Where a winner splits K, the best that does
+not is recorded too.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from hopgemm._shapes import GPT2_LAYERS, SUITES, Shape
 from hopgemm._tune_race import LONG_US
 
 LAYOUTS = ("kk", "kn", "mn", "mk")
+GPT2 = "gpt2"
 WORKER = (sys.executable, str(Path(__file__).with_name("tune_worker.py")))
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 _SMALL_M = 256
@@ -53,7 +56,9 @@ class Job:
         return _expected_s((self.product.m, self.product.n, self.product.k))
 
 
-def products(suite: str, layouts: Iterable[str], dtype: str, gpu: dict[str, Any]) -> list[Key]:
+def products(
+    suite: str, layouts: Iterable[str], dtype: str, gpu: dict[str, Any], max_m: float = math.inf
+) -> list[Key]:
     """What is to be measured, in order, each kernel's problem once. gpu: "name" and "sm_count"."""
     where = {"facts": {"name": gpu["name"], "sm_count": gpu["sm_count"]}, "sm_limit": 0}
     where["batch_invariant"] = False
@@ -61,9 +66,10 @@ def products(suite: str, layouts: Iterable[str], dtype: str, gpu: dict[str, Any]
     def order(shape: Shape) -> tuple[bool, float]:
         return not (shape[0] <= _SMALL_M or shape in SUITES["core"]), -_expected_s(shape)
 
-    layouts, shapes = list(layouts), sorted(SUITES[suite], key=order)
-    found = [(x, layout) for layout in layouts for x in shapes]
-    found += [(x, layout) for x, layout in of_training(GPT2_LAYERS) if layout in layouts]
+    layouts, shapes = list(layouts), sorted(SUITES.get(suite, ()), key=order)
+    found = [(x, layout) for layout in layouts for x in shapes if x[0] <= max_m]
+    if suite in ("all", GPT2):
+        found += [(x, layout) for x, layout in of_training(GPT2_LAYERS) if layout in layouts]
     keys = (
         _tune.key_of(x, dtype, layout, 1, dtype, where) for x, layout in found if not is_sustained(x, layout)
     )
@@ -101,7 +107,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--suite", choices=tuple(SUITES), default="all")
+    parser.add_argument("--suite", choices=(*SUITES, GPT2), default="all")
+    parser.add_argument("--max-m", type=int, default=math.inf, help="of the suite's shapes")
     parser.add_argument("--layouts", default=",".join(LAYOUTS), help="in this order (%(default)s)")
     parser.add_argument("--dtype", choices=tuple(_DTYPES), default="bf16")
     parser.add_argument("--gpus", type=int, default=1)
@@ -122,7 +129,11 @@ def main() -> int:
     except (OSError, ValueError) as error:
         parser.error(str(error))
     done = records.keys()
-    keys = [x for x in products(options.suite, layouts, _DTYPES[options.dtype], gpu) if x not in done]
+    keys = [
+        x
+        for x in products(options.suite, layouts, _DTYPES[options.dtype], gpu, options.max_m)
+        if x not in done
+    ]
     guess = _START_S + sum(Job(key).expected_s for key in keys) / options.gpus
     print(f"{len(keys)} products on {options.gpus} GPUs, about {guess:.0f} s", flush=True)
     return 0 if run(keys, records, options.gpus, options.budget_s) else 1

@@ -13,13 +13,16 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from jobs import of_training
 from worker import open_answers
 
 from hopgemm import _cache, _core
 from hopgemm._bench_results import load, replace
 from hopgemm._cache import Key
-from hopgemm._tune_race import SUITE, Race, deals_k
+from hopgemm._shapes import GPT2_LAYERS
+from hopgemm._tune_race import COOL, SUITE, Race, deals_k
 
+_OF_GPT2 = frozenset(of_training(GPT2_LAYERS))
 _COMMON = ("gpu", "driver", "hopgemm")  # of all records, in the file's header
 
 
@@ -62,7 +65,8 @@ def measure(key: Key, gpu: str) -> list[dict[str, Any]]:
     """The winner and, where it splits K, the best that does not; on PyTorch's current GPU."""
     from hopgemm import _tune_torch
 
-    race = Race(gpu, _tune_torch.open_bench(key), SUITE)
+    effort = COOL if ((key.m, key.n, key.k), key.majors) in _OF_GPT2 else SUITE
+    race = Race(gpu, _tune_torch.open_bench(key), effort)
     found = [race.winner(key, _quiet)]
     if deals_k(found[0].config):
         found.append(race.winner(key._replace(batch_invariant=True), _quiet))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+import time
 import warnings
 from collections.abc import Callable, Iterable
 from statistics import median
@@ -39,11 +40,12 @@ Report = Callable[[float, str], None]
 
 
 class Timing(NamedTuple):
-    """In turn, `rounds` times: `settle_s` alone and not measured, then `window_s`. Seconds."""
+    """In turn, `rounds` times, in seconds: `rest_s` of nothing, `settle_s` alone and not measured, `window_s`."""
 
     rounds: int
     settle_s: float
     window_s: float
+    rest_s: float = 0.0
 
 
 _SCREEN = Timing(3, 0.0, 0.004)
@@ -51,12 +53,13 @@ _SCREEN = Timing(3, 0.0, 0.004)
 
 class Effort(NamedTuple):
     """walks: of so many kernels other walks are tried; finalists: beside the default; short, long: how these
-    are timed, below and from LONG_US a product on."""
+    are timed, below and from LONG_US a product on; screen: how those that came near the best at a look."""
 
     walks: int
     finalists: int
     short: Timing
     long: Timing
+    screen: Timing = _SCREEN
 
 
 _SINGLE = Timing(protocols.SINGLE_ROUNDS, 0.0, protocols.SAMPLE_S)
@@ -64,6 +67,8 @@ _SUSTAINED = Timing(protocols.SUSTAINED_ROUNDS, protocols.SETTLE_S, protocols.WI
 THOROUGH = Effort(walks=2, finalists=3, short=_SINGLE, long=_SUSTAINED)  # 2 to 30 s a product
 # Half a second, and three where it is long: the card is hot, since its neighbours are measured too.
 SUITE = Effort(walks=1, finalists=4, short=Timing(8, 0.0, 0.006), long=Timing(2, 0.2, 0.4))
+# In a training step of small layers most kernels wait for memory, and a product finds a cool card.
+COOL = SUITE._replace(short=Timing(8, 0.0, 0.0005, rest_s=0.01), screen=Timing(3, 0.0, 0.0005, rest_s=0.01))
 FIRST_USE = Effort(walks=1, finalists=3, short=Timing(5, 0.0, 0.01), long=Timing(5, 0.0, 0.01))
 
 
@@ -140,7 +145,7 @@ class Race:
         return [first, *(x for x in others if self._seconds[x] <= _NEAR * self._seconds[first])]
 
     def _screen(self, names: list[str]) -> None:
-        self._seconds |= self._in_turn(names, _SCREEN)
+        self._seconds |= self._in_turn(names, self._effort.screen)
 
     def _finalists(self, names: list[str], default: str, key: Key) -> list[str]:
         """The fastest exact ones, and the default if it is exact."""
@@ -176,6 +181,7 @@ class Race:
             first = i % len(names)  # another one each time: what runs after a hungry kernel finds a low clock
             for name in (*names[first:], *names[:first]):
                 contender, settled = self._contender(name), self._seconds[name]
+                time.sleep(timing.rest_s)
                 if timing.settle_s:
                     settled = _run(contender, timing.settle_s, settled)
                 rounds[name].append(_run(contender, timing.window_s, settled))

@@ -83,8 +83,12 @@ constexpr bool operator==(const KernelConfig& x, const KernelConfig& y) {
 constexpr bool is_swapped(const KernelConfig& c) { return c.arrangement == Arrangement::kSwapped; }
 constexpr bool is_cooperative(const KernelConfig& c) { return c.arrangement != Arrangement::kPingpong; }
 constexpr int cluster_size(const KernelConfig& c, int split = 1) { return c.cluster_m * c.cluster_n * split; }
-// May a CTA have others in its cluster, which it reaches into?
-constexpr bool has_peers(const KernelConfig& c) { return cluster_size(c) > 1 || is_swapped(c); }
+// Has a CTA others in its cluster, which it reaches into? Only a swapped kernel does not know when it is
+// compiled.
+constexpr bool may_have_peers(const KernelConfig& c) { return cluster_size(c) > 1 || is_swapped(c); }
+constexpr bool has_peers(const KernelConfig& c, int split) {
+  return cluster_size(c) > 1 || (is_swapped(c) && split > 1);
+}
 constexpr int consumer_m(const KernelConfig& c) {
   return is_cooperative(c) ? c.tile_m / kNumConsumers : c.tile_m;
 }
@@ -110,9 +114,9 @@ constexpr int empty_arrivals(const KernelConfig& c) {
   return (is_cooperative(c) ? kNumConsumers : 1) * (c.cluster_m + c.cluster_n - 1);
 }
 constexpr int turn_arrivals(const KernelConfig&) { return 1; }
-// The bands that a CTA owns arrive from every CTA of the split: 8 in all. They are free again when both
-// consumers of every owner have read.
-constexpr int sums_full_arrivals(const KernelConfig&) { return kExchangeSlots; }
+// The bands that a CTA owns come from every CTA of the split: 8 in all, whose bytes the owner announces. They
+// are free again when both consumers of every owner have read.
+constexpr int sums_full_arrivals(const KernelConfig&) { return 1; }
 constexpr int sums_empty_arrivals(const KernelConfig&, int split) { return kNumConsumers * split; }
 
 // Where the partial sums of a swapped kernel meet: each of the 16-row bands that the 8 warps of a tile hold
@@ -121,6 +125,12 @@ constexpr int sums_empty_arrivals(const KernelConfig&, int split) { return kNumC
 constexpr int exchange_slot_bytes(const KernelConfig& c) {
   return (c.tile_n * kBandColumnBytes + kAtomBytes - 1) / kAtomBytes * kAtomBytes;
 }
+
+// What a `sums_full` barrier waits for: 8 bands, from whichever CTA.
+constexpr int band_bytes(const KernelConfig& c) {
+  return kBandRows * c.tile_n * static_cast<int>(sizeof(float));
+}
+constexpr int sums_tx_bytes(const KernelConfig& c) { return kExchangeSlots * band_bytes(c); }
 
 // Shared memory, in bytes from a 1024-byte aligned base: A stages, B stages, the result on its way out
 // (staging, or exchange), barriers (in no TMA destination).

@@ -15,16 +15,8 @@ import sys
 DTYPES = {"bf16": "kBF16", "f16": "kF16"}
 MAJORS = {"k": "kK", "m": "kMN", "n": "kMN"}
 SHORT = {"Cooperative": "coop", "Pingpong": "pingpong", "Swapped": "swap"}
-ALL = ("kk", "kn", "mk", "mn")
-LAYOUTS = {  # of each kind of row
-    "SHAPE": ALL,
-    "K_MAJOR_B": ("kk", "mk"),
-    "MN_MAJOR_B": ("kn", "mn"),
-    "NARROW": ("kk", "kn"),
-    "SWAPPED": ALL,
-}
 ROW = re.compile(
-    rf"HOPGEMM_({'|'.join(LAYOUTS)})\((\d+), (\d+), (\d+), (\d+), (\d+)(?:, k(Cooperative|Pingpong))?\)"
+    r"HOPGEMM_(TILE|SWAPPED)\(([a-z_]+), (\d+), (\d+), (\d+), (\d+), (\d+)(?:, k(Cooperative|Pingpong))?\)"
 )
 
 SHARD = """// Written by generate_instances.py.
@@ -63,7 +55,7 @@ def shapes(path):
     matches = [ROW.fullmatch(row.strip()) for row in rows]
     if not rows or None in matches:
         raise SystemExit(f"{path}: cannot read {rows[matches.index(None)] if rows else 'any row'!r}")
-    return [(*map(int, m.groups()[1:6]), m[7] or "Swapped", LAYOUTS[m[1]]) for m in matches]
+    return [(*map(int, m.groups()[2:7]), m[8] or "Swapped", m[2].split("_")) for m in matches]
 
 
 def instances(path):

@@ -92,7 +92,9 @@ Status gemm(const Problem& problem, const Plan& plan, void* workspace, void* str
   HOPGEMM_TRY(encode_tensor_maps(p, c, params.a, params.b, params.d));
   void* const sums = static_cast<char*>(workspace) + packed;
   if (tiles.ranges > 0) HOPGEMM_TRY(encode_sums_map(c, sums, sums_rows(c, tiles), params.sums));
-  const int grid = std::min(plan.grid, max_clusters * cluster_size(c, schedule.split));
+  const int resident = max_clusters * cluster_size(c, schedule.split);
+  const int grid = std::min(plan.grid, resident);
+  params.leaves_room = 2 * grid <= resident;
   HOPGEMM_TRY(launch(*instance, params, grid, static_cast<cudaStream_t>(stream)));
   return tiles.ranges > 0 ? add_tail(p, c, tiles, sums, stream) : Status{};
 }

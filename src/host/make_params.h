@@ -14,6 +14,7 @@ template <class TensorMap> GemmParams<TensorMap> make_params(const NormalProblem
   params.b_batch_inner = p.b.batch_inner_stride != 0, params.b_batch_outer = p.b.batch_outer_stride != 0;
   params.a_policy = config.schedule.a_policy, params.b_policy = config.schedule.b_policy,
   params.d_policy = config.schedule.d_policy;
+  params.leaves_room = false;  // what is on the device is not known here
   params.epilogue = p.epilogue;
   return params;
 }

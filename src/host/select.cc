@@ -19,11 +19,12 @@ constexpr double kRingCycles = 3100;  // of a load when all SMs pull: a ring tha
 constexpr double kTurnaroundCycles = 1300;  // between two tiles of a cooperative kernel: drain, round, refill
 constexpr double kHandoverCycles = 250;  // from one ping-pong consumer to the other
 // Of small products, fitted to 345 more (docs/notes/2026-11-29-small-m.md).
-constexpr double kLaunchCycles = 6000;
+constexpr double kLaunchCycles = 5300;
 constexpr double kLatencyCycles = 2300;  // of a load; a ring hides as much of it as it has stages
 constexpr double kIngestBytesPerCycle = 66;  // what one SM takes in when few pull
 constexpr double kDramBytesPerCycle = 2350, kL2BytesPerCycleInAll = 2600;
-constexpr double kExchangeCycles = 2600;  // of partial sums, each round
+constexpr double kExchangeCycles = 1700;  // of partial sums, each round; kOwnCycles: without a split
+constexpr double kOwnCycles = 300;
 constexpr double kAddCycles = 3500;  // until the kernel that adds a tail is at work, and until it is gone
 
 // A narrow instruction feeds the tensor cores less well (shared-memory reads of A weigh more).
@@ -137,7 +138,7 @@ double estimate_swapped_cycles(const KernelConfig& c, int split, const NormalPro
       (double(p.n) * ceil_div(p.m, c.tile_n) + double(p.m) * ceil_div(p.n, c.tile_m) / c.cluster_m);
   return kLaunchCycles +
          std::max({rounds * steps * step, bytes / kDramBytesPerCycle, l2 / kL2BytesPerCycleInAll}) +
-         rounds * kExchangeCycles * (split > 1 ? 1 : 0.5);
+         rounds * (split > 1 ? kExchangeCycles : kOwnCycles);
 }
 
 // The narrowest swapped tile that holds the rows, up to 64; 0: too many rows for any of them to win.
@@ -145,6 +146,12 @@ int swapped_width(const NormalProblem& p) {
   if (p.m > 256) return 0;
   if (p.m > 32 || p.a.major == Major::kMN) return 64;
   return p.m > 16 ? 32 : 16;
+}
+
+// One CTA of every pair would have no row, or no column, of the result.
+bool has_idle_ctas(const KernelConfig& config, const NormalProblem& p) {
+  const KernelConfig c = as_called(config);
+  return p.m <= c.tile_m * (c.cluster_m - 1) || p.n <= c.tile_n * (c.cluster_n - 1);
 }
 
 }  // namespace
@@ -188,7 +195,7 @@ Choice select(const NormalProblem& p, DType dtype, const DeviceFacts& facts, int
   };
   for (int i = 0; i < kNumInstances; ++i) {
     const KernelConfig& c = kInstances[i].config;
-    if (!fits(c, p, dtype) || smem_bytes(c) > facts.max_smem_bytes) continue;
+    if (!fits(c, p, dtype) || smem_bytes(c) > facts.max_smem_bytes || has_idle_ctas(c, p)) continue;
     const double blocks = count_blocks(c, p);
     best.fewest_blocks = std::min(best.fewest_blocks, blocks);
     if (blocks > kMaxBlocks) continue;

@@ -6,8 +6,12 @@
 //
 // - init, fence_init: by the leader alone; then cta_sync or cluster_sync makes the barriers known to
 //   all.
-// - cta_sync, cluster_sync: every thread of the CTA or cluster meets; what was before it is visible
-//   after it.
+// - cta_sync: every thread of the CTA meets; what was before it is visible after it.
+// - cluster_sync: every thread of the cluster meets. Orders nothing but barriers that fence_init has told
+//   of; arrivals may still be on their way.
+// - wait_for_launches: every launch before this one has finished, and what it wrote is visible.
+//   Before it a role may not touch the operands, c, bias or d.
+// - allow_next_launch: the next launch may begin, and then waits as above. The first call counts.
 // - wait(barrier, parity): returns when the phase of that parity has completed; everything before the
 //   arrivals that completed it is visible after it. Barriers start in phase 0; a wait for parity 1 then
 //   passes.
@@ -35,14 +39,17 @@
 //   store_wait_read it is a store that has finished.
 // - store_wait_read<n>: all but the last n stores have read their slots; then consumer_sync.
 // - store_drain: every store is done, in memory too.
-// - send_sums: each warp puts its 16 rows of the accumulator into the exchange slot of the CTA that
-//   owns them, then arrives on that CTA's sums_full: what it wrote goes with the arrival.
+// - keep_sums: each warp puts its 16 rows of the accumulator into its own CTA's exchange slots, by
+//   ordinary writes. For a CTA that shares its tile with no other.
+// - consumers_sync: all threads of both consumers meet.
+// - send_sums: returns at once, and has read the accumulator; some time later each warp's 16 rows of it
+//   are in the exchange slot of the CTA that owns them, and their bytes are counted on sums_full there.
 // - wait_peers: as wait, for what other CTAs arrived with: what they wrote into this CTA's shared
 //   memory is visible after it, and what they read of theirs may be overwritten.
 // - reduce_sums: this consumer's share of the CTA's own bands: adds the parts in the order of the
 //   split, scales, rounds, and writes by plain stores what lies inside the result.
-// - arrive_split: one arrival on this barrier in every CTA that shares the tile; what this thread read
-//   before is read.
+// - arrive_split: one arrival on this barrier in every CTA that shares the tile. Orders nothing but
+//   reads whose values have been used: those of reduce_sums.
 #pragma once
 #include <concepts>
 #include <cstdint>
@@ -72,6 +79,8 @@ concept Hardware =
       { hw.is_leader() } -> std::same_as<bool>;
       hw.cta_sync();
       hw.cluster_sync();
+      hw.wait_for_launches();
+      hw.allow_next_launch();
       { hw.cluster() } -> std::same_as<int>;
       { hw.num_clusters() } -> std::same_as<int>;
       { hw.cta_rank() } -> std::same_as<int>;
@@ -92,6 +101,8 @@ concept Hardware =
       hw.store_drain();
       hw.wait_peers(hw.sums_full(), 0u);
       hw.wait_peers(hw.sums_empty(), 0u);
+      hw.keep_sums(acc);
+      hw.consumers_sync();
       hw.send_sums(acc, i);
       hw.reduce_sums(epilogue, tile, i);
       hw.arrive_split(hw.sums_empty(), i);

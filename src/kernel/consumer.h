@@ -54,6 +54,7 @@ template <class Hw> HOPGEMM_DEVICE void consume(Hw& hw, const GemmParams<typenam
   uint32_t exchange_phase = 0;
   uint32_t turn_phase = consumer ^ 1;  // consumer 0 goes first: its first wait passes
   int owner = 0;  // ping-pong: whose tile it is
+  hw.wait_for_launches();  // HAZARD: before it the last reader of d may not be done, nor c be written
   for (TileScheduler<kConfig> tiles(p.grid, hw.cluster(), hw.num_clusters(), hw.cta_rank()); tiles.valid();
        tiles.next()) {
     const bool mine = is_cooperative(kConfig) || owner == consumer;
@@ -88,7 +89,9 @@ template <class Hw> HOPGEMM_DEVICE void consume(Hw& hw, const GemmParams<typenam
       epilogue(hw, acc, t, p, staging, rounded);
     }
   }
-  if constexpr (!is_swapped(kConfig)) {
+  if constexpr (is_swapped(kConfig)) {
+    if (p.split > 1) hw.wait_peers(hw.sums_empty(), exchange_phase ^ 1);  // HAZARD: as in drain_ring()
+  } else {
     HOPGEMM_UNROLL
     for (int piece = 0; piece < kPieces<kConfig, 64>; ++piece) store_rounded(hw, rounded, piece, p, staging);
     hw.store_drain();  // a bulk store may still read shared memory: not after the CTA has gone

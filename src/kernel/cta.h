@@ -1,4 +1,4 @@
-// The life of a CTA around its roles: barriers before the first of them, nobody gone before the last.
+// What a CTA does before its roles. After them there is nothing: a producer ends when its ring is drained.
 #pragma once
 #include "config/config.h"
 #include "hw/device.h"
@@ -20,13 +20,8 @@ template <class Hw> HOPGEMM_DEVICE void enter(Hw& hw, int split) {
     }
     hw.fence_init();
   }
-  if constexpr (has_peers(kConfig)) hw.cluster_sync();
+  if (has_peers(kConfig, split)) hw.cluster_sync();
   else hw.cta_sync();
-}
-
-// Every thread. HAZARD: without it a peer may write into shared memory, or arrive on barriers, that are gone.
-template <class Hw> HOPGEMM_DEVICE void leave(Hw& hw) {
-  if constexpr (has_peers(Hw::kKernelConfig)) hw.cluster_sync();
 }
 
 }  // namespace hopgemm

@@ -1,6 +1,6 @@
 // The body of every __global__ function (config/generate_instances.py writes those, one per config, with a
-// name that profilers can show): align shared memory, make the barriers, wait for the launch before this one,
-// send each warpgroup into its role. Nothing else.
+// name that profilers can show): align shared memory, make the barriers, send each warpgroup into its role.
+// Nothing else.
 #pragma once
 #include "hw/ptx/hw.cuh"
 #include "kernel/consumer.h"
@@ -24,8 +24,6 @@ __device__ __forceinline__ void gemm_kernel(const GemmParams<CUtensorMap>& param
     ptx::prefetch_tensormap(&params.b);
   }
   enter(hw, params.split);
-  ptx::griddepcontrol_wait();  // HAZARD: before it the operands may not be written yet, nor the last reader
-                               // of d be done
 
   // HAZARD: consumers first. With the producer's branch first ptxas serializes every wgmma (C7510).
   if (warpgroup < kNumConsumers) {
@@ -33,13 +31,8 @@ __device__ __forceinline__ void gemm_kernel(const GemmParams<CUtensorMap>& param
     consume(hw, params);
   } else {
     ptx::setmaxnreg_dec<producer_registers(kConfig)>();
-    if (threadIdx.x == kNumConsumers * kWarpgroup) {
-      produce(hw, params);
-      ptx::griddepcontrol_launch_dependents();  // the next launch may set itself up while the last tiles are
-                                                // multiplied
-    }
+    if (threadIdx.x == kNumConsumers * kWarpgroup) produce(hw, params);
   }
-  leave(hw);
 }
 
 }  // namespace hopgemm

@@ -46,4 +46,14 @@ HOPGEMM_DEVICE void consumer_release(Hw& hw, const PipelineState<kStages>& state
   hw.arrive_cluster(hw.empty(state.stage), peers);  // pairs with producer_acquire, here and in the peers
 }
 
+// After the last load: every stage is free again, so that all arrivals of the peers have come, and all that
+// this CTA's loads wrote into them has been read. HAZARD: without it a CTA may be gone when a peer's arrival
+// comes.
+template <class Hw, int kStages> HOPGEMM_DEVICE void drain_ring(Hw& hw, PipelineState<kStages> state) {
+  for (int i = 0; i < kStages; ++i) {
+    hw.wait(hw.empty(state.stage), state.phase ^ 1);  // pairs with consumer_release
+    state.advance();
+  }
+}
+
 }  // namespace hopgemm

@@ -9,6 +9,7 @@ namespace hopgemm::ladder {
 // leaves.
 template <class Roles, class Hw> emulated::Result emulate_rung(const emulated::Launch& asked) {
   emulated::Launch launch = asked;
+  launch.begins_early = false;
   launch.params.b.box_rows = box_rows(b_tile(tensor_map_config(launch.config)));
   return emulate_roles<Hw>(launch, [&launch](Hw& hw) {
     if (hw.consumer() >= 0 && hw.consumer() < Roles::kConsumers) Roles::consume(hw, launch.params);

@@ -45,7 +45,6 @@ template <class Roles, class Hw> __device__ __forceinline__ void run_roles(const
     if constexpr (Roles::kReallocate) ptx::setmaxnreg_dec<kProducerRegisters>();
     if (threadIdx.x == Roles::kConsumers * kWarpgroup) Roles::produce(any, p);
   }
-  leave(any);
 }
 
 template <class Roles> inline constexpr int kThreads = Roles::kConsumers * kWarpgroup + Roles::kProducer;

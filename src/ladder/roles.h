@@ -63,6 +63,7 @@ template <class Hw, class Tiles> HOPGEMM_DEVICE void produce_tiles(Hw& hw, const
       state.advance();
     }
   }
+  if constexpr (cluster_size(kConfig) > 1) drain_ring(hw, state);
 }
 
 // Where this consumer's part of the tile begins.

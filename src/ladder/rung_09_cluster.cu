@@ -1,7 +1,7 @@
 // Rung 9: two CTAs in a cluster take tiles one above the other and share the columns of B: each loads half of
 // them and multicasts it to both. The roles stay as they are; the config says that there is a peer, and from
 // it follow who loads what (load_stage), who hears of a released stage (peer_mask), how many arrivals that is
-// (empty_arrivals), and that nobody may leave before the peer is done (leave).
+// (empty_arrivals), and that nobody may leave before the peer is done (drain_ring).
 #include "ladder/roles.h"
 
 namespace hopgemm::ladder {

@@ -64,6 +64,8 @@ class ModelRole {
   void fence_init() {}
   void cta_sync();
   void cluster_sync();
+  void wait_for_launches() {}
+  void allow_next_launch() {}
   void wait(uint32_t barrier, uint32_t parity);
   void arrive(uint32_t barrier);
   void arrive_expect_tx(uint32_t barrier, int bytes);

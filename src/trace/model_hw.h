@@ -73,7 +73,6 @@ template <KernelConfig kConfig> int64_t run_model(const ModelLaunch& launch, Tra
         enter(h, params.split);
         if (h.consumer() >= 0) consume(h, params);
         else produce(h, params);
-        leave(h);
       });
     }
   }

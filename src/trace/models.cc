@@ -34,20 +34,22 @@ constexpr Address address_of(const KernelConfig& c) {
      "_" HOPGEMM_NAME_##arrangement,                                                     \
    HOPGEMM_KERNEL(dtype, tile_m, tile_n, cluster_m, cluster_n, stages, arrangement),     \
    trace::address_of(HOPGEMM_KERNEL(dtype, tile_m, tile_n, cluster_m, cluster_n, stages, arrangement))},
-#define HOPGEMM_NARROW(...)
 #define HOPGEMM_SWAPPED(...)
-#define HOPGEMM_MN_MAJOR_B(...)
-#define HOPGEMM_K_MAJOR_B(...) HOPGEMM_ROW("bf16", kBF16, __VA_ARGS__) HOPGEMM_ROW("f16", kF16, __VA_ARGS__)
-#define HOPGEMM_SHAPE HOPGEMM_K_MAJOR_B
+#define HOPGEMM_TILE(layouts, ...) HOPGEMM_##layouts(__VA_ARGS__)
+#define HOPGEMM_kk_kn_mk_mn(...) HOPGEMM_kk(__VA_ARGS__)
+#define HOPGEMM_kk_kn(...) HOPGEMM_kk(__VA_ARGS__)
+#define HOPGEMM_kk_mk(...) HOPGEMM_kk(__VA_ARGS__)
+#define HOPGEMM_kn_mn(...)
+#define HOPGEMM_kk(...) HOPGEMM_ROW("bf16", kBF16, __VA_ARGS__) HOPGEMM_ROW("f16", kF16, __VA_ARGS__)
 
 const Instance kInstances[] = {
 #include "config/instances.def"
 };
 const int kNumInstances = sizeof kInstances / sizeof kInstances[0];
 
-#undef HOPGEMM_K_MAJOR_B
+#undef HOPGEMM_kk
 // Time does not depend on the element type: one model for both rows of a shape.
-#define HOPGEMM_K_MAJOR_B(...) &trace::run_model<HOPGEMM_KERNEL(kBF16, __VA_ARGS__)>,
+#define HOPGEMM_kk(...) &trace::run_model<HOPGEMM_KERNEL(kBF16, __VA_ARGS__)>,
 
 trace::RunModel trace::model_of(int index) {
   static constexpr RunModel kModels[] = {

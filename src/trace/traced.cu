@@ -117,7 +117,6 @@ __device__ __forceinline__ void traced_kernel(const GemmParams<CUtensorMap>& par
   if (thread < kNumRoles) cta_state().counts[thread] = 0;
   if (thread < kNumConsumers) cta_state().ended[thread] = 0;
   enter(hw, params.split);
-  ptx::griddepcontrol_wait();
   if (warpgroup < kNumConsumers) {
     ptx::setmaxnreg_inc<consumer_registers(kConfig)>();
     consume(hw, params);
@@ -137,7 +136,6 @@ __device__ __forceinline__ void traced_kernel(const GemmParams<CUtensorMap>& par
       keep_time();
     }
   }
-  leave(hw);
 }
 
 __global__ void __launch_bounds__(kNumThreads, 1)

@@ -92,7 +92,7 @@ void check_mutants() {
   check_mutant<Rung05, Mutant::kNoProxyFence>("5, no proxy fence");
   check_mutant<Rung07, Mutant::kReleaseBeforeWait>("7, release before the wait");
   check_mutant<Cluster, Mutant::kReleaseOwnCtaOnly>("9n, release to the own CTA only");
-  check_mutant<Cluster, Mutant::kNoEndSync>("9n, leaves before its peer is done");
+  check_mutant<Cluster, Mutant::kRingNotDrained>("9n, leaves before its peer is done");
   check_mutant<Staged, Mutant::kNoReadWait>("10n, staging overwritten");
   check_mutant<Rung11, Mutant::kTileSkipped>("11, tile skipped");
 }

@@ -16,7 +16,7 @@ using enum MeasuredFor;
 constexpr KernelConfig kSwap16{DType::kBF16, kK, kK, 128, 16, 1, 1, 11, Arrangement::kSwapped};
 constexpr KernelConfig kSwap16Pair{DType::kBF16, kK, kK, 128, 16, 2, 1, 11, Arrangement::kSwapped};
 constexpr KernelConfig kSmall{DType::kBF16, kK, kK, 64, 128, 1, 1, 8, Arrangement::kPingpong};
-constexpr KernelConfig kLarge{DType::kBF16, kK, kK, 256, 128, 1, 2, 4, Arrangement::kCooperative};
+constexpr KernelConfig kLarge{DType::kBF16, kK, kK, 128, 256, 2, 1, 4, Arrangement::kCooperative};
 constexpr KernelConfig kNotCompiled{DType::kBF16, kK, kK, 192, 128, 1, 1, 3, Arrangement::kPingpong};
 
 constexpr std::array<Measured, 9> kTable{{
@@ -71,7 +71,7 @@ constexpr const char* kConfigAt1 = "bf16_kk_16x128x64_c1x1_s11_swap+split4";
 constexpr const char* kAt16 = "16x4096x4096";
 constexpr const char* kConfigAt16 = "bf16_kk_16x128x64_c1x2_s11_swap";
 constexpr const char* kAt4096 = "4096x4096x4096";
-constexpr const char* kConfigAt4096 = "bf16_kk_256x128x64_c1x2_s4_coop+ctas120";
+constexpr const char* kConfigAt4096 = "bf16_kk_128x256x64_c2x1_s4_coop+ctas120";
 
 void check_buckets() {
   check(kk(1, 4096, 4096), kAt1, kConfigAt1);
@@ -87,7 +87,7 @@ void check_buckets() {
   check(kk(16, 4096, 3584), kAt16, kConfigAt16);
   check(kk(16, 4096, 4616), "");
   check(kk(16, 4096, 3576), "");
-  check(kk(3841, 4096, 4096), kAt4096, kConfigAt4096);
+  check(kk(3969, 4096, 4096), kAt4096, kConfigAt4096);
   check(kk(3840, 4096, 4096), "");
   check(kk(4097, 4096, 4096), "");
   check(kk(16, 8192, 4096), "16x8192x4096", "bf16_kk_16x128x64_c1x1_s11_swap+split2");
@@ -97,7 +97,7 @@ void check_buckets() {
 
 void check_dtypes() {
   check(kk(1, 4096, 4096, DType::kF16), kAt1, "f16_kk_16x128x64_c1x1_s11_swap+split4");
-  check(kk(4096, 4096, 4096, DType::kF16), kAt4096, "f16_kk_256x128x64_c1x2_s4_coop+m4");
+  check(kk(4096, 4096, 4096, DType::kF16), kAt4096, "f16_kk_128x256x64_c2x1_s4_coop+m4");
 }
 
 // What was measured speaks for one product with a 16-bit result on an H200 SXM.

@@ -25,8 +25,10 @@ enum class Mutant {
   kArrivalsTooMany,
   kArrivalsTooFew,
   kNoStartSync,
-  kNoEndSync,
+  kRingNotDrained,
   kNoInitFence,
+  kNoLaunchWaitByProducer,
+  kNoLaunchWaitByConsumers,
   kNoDrain,
   kNoProxyFence,
   kFenceAfterSync,
@@ -48,6 +50,9 @@ enum class Mutant {
   kSumsReleasedBeforeRead,
   kSumsReleasedHereOnly,
   kSumsNotShared,
+  kSumsNotAnnounced,
+  kLastReadersNotAwaited,
+  kConsumersDoNotMeet,
 };
 
 template <class Hw, Mutant kMutant> class MutantHw : public Hw {
@@ -77,11 +82,16 @@ template <class Hw, Mutant kMutant> class MutantHw : public Hw {
     if (!is(Mutant::kNoInitFence)) Hw::fence_init();
   }
   void cluster_sync() {
-    const bool start = !std::exchange(entered_, true);
-    if (is(Mutant::kNoStartSync) && start) Hw::cta_sync();
-    else if (!is(Mutant::kNoEndSync) || start) Hw::cluster_sync();
+    if (is(Mutant::kNoStartSync)) Hw::cta_sync();
+    else Hw::cluster_sync();
+  }
+  void wait_for_launches() {
+    const Mutant without =
+        this->consumer() < 0 ? Mutant::kNoLaunchWaitByProducer : Mutant::kNoLaunchWaitByConsumers;
+    if (!is(without)) Hw::wait_for_launches();
   }
   void wait(uint32_t barrier, uint32_t parity) {
+    if (is(Mutant::kRingNotDrained) && this->consumer() < 0 && k_steps_ == all_k_steps()) return;
     if (this->consumer() < 0) parity = producer_parity(parity);
     else if (barrier >= Hw::turn(0) && barrier < Hw::turn(0) + 8 * kNumConsumers)
       return wait_turn(barrier, parity);
@@ -90,6 +100,10 @@ template <class Hw, Mutant kMutant> class MutantHw : public Hw {
     Hw::wait(barrier, parity);
   }
   void arrive_expect_tx(uint32_t barrier, int bytes) {
+    if (barrier == Hw::sums_full()) {
+      if (!is(Mutant::kSumsNotAnnounced)) Hw::arrive_expect_tx(barrier, bytes);
+      return;
+    }
     ++k_steps_;
     if (is(Mutant::kTxTooMany)) bytes += 16;
     if (is(Mutant::kTxTooFew)) bytes -= 16;
@@ -151,10 +165,14 @@ template <class Hw, Mutant kMutant> class MutantHw : public Hw {
   }
 
   // ---- partial sums ----
+  void consumers_sync() {
+    if (!is(Mutant::kConsumersDoNotMeet)) Hw::consumers_sync();
+  }
   void send_sums(const Acc& acc, int split) { Hw::send_sums(acc, is(Mutant::kSumsNotShared) ? 1 : split); }
   void wait_peers(uint32_t barrier, uint32_t parity) {
     if (is(Mutant::kSumsReadTooEarly) && barrier == Hw::sums_full()) return;
     if (is(Mutant::kSumsSentTooEarly) && barrier == Hw::sums_empty()) return;
+    if (is(Mutant::kLastReadersNotAwaited) && barrier == Hw::sums_empty() && waits_++ == all_tiles()) return;
     Hw::wait_peers(barrier, parity);
   }
   void reduce_sums(const EpilogueParams& e, const Tile& t, int split) {
@@ -184,7 +202,23 @@ template <class Hw, Mutant kMutant> class MutantHw : public Hw {
     if (!is(Mutant::kTurnIgnored)) Hw::wait(barrier, is(Mutant::kTurnStartsWrong) ? parity ^ 1 : parity);
   }
 
-  bool entered_ = false, last_step_ = false;
+  int all_tiles() {
+    int count = 0;
+    TileScheduler<kConfig> tiles(this->launch().params.grid, cluster(), num_clusters(), 0);
+    for (; tiles.valid(); tiles.next()) ++count;
+    return count;
+  }
+  // That the producer loads, in all of this CTA's tiles.
+  int all_k_steps() {
+    const auto& p = this->launch().params;
+    int steps = 0;
+    for (TileScheduler<kConfig> tiles(p.grid, cluster(), num_clusters(), 0); tiles.valid(); tiles.next())
+      steps += is_swapped(kConfig) ? k_steps(p.k_tiles, p.split, split_index(kConfig, this->cta_rank())).count
+                                   : tiles.piece().k_count;
+    return steps;
+  }
+
+  bool last_step_ = false;
   int k_steps_ = 0, waits_ = 0;
 };
 

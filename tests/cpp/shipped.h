@@ -1,32 +1,31 @@
 // The configs of instances.def, without their kernels.
 #pragma once
+#include <string_view>
 #include <vector>
 
 #include "config/config.h"
 
 namespace hopgemm::test {
 
+// Is the layout of these majors among `layouts`, such as "kk_mk"?
+inline bool has_layout(std::string_view layouts, Major a, Major b) {
+  const char layout[] = {a == Major::kK ? 'k' : 'm', b == Major::kK ? 'k' : 'n'};
+  return layouts.find(std::string_view(layout, 2)) != layouts.npos;
+}
+
 inline std::vector<KernelConfig> shipped_configs() {
   std::vector<KernelConfig> all;
   for (DType dtype : {DType::kBF16, DType::kF16}) {
     for (Major a : {Major::kK, Major::kMN}) {
       for (Major b : {Major::kK, Major::kMN}) {
-#define HOPGEMM_SHAPE(tile_m, tile_n, cluster_m, cluster_n, stages, arrangement) \
-  all.push_back({dtype, a, b, tile_m, tile_n, cluster_m, cluster_n, stages, Arrangement::arrangement});
-#define HOPGEMM_K_MAJOR_B(...) \
-  if (b == Major::kK) HOPGEMM_SHAPE(__VA_ARGS__)
-#define HOPGEMM_MN_MAJOR_B(...) \
-  if (b == Major::kMN) HOPGEMM_SHAPE(__VA_ARGS__)
-#define HOPGEMM_SWAPPED(tile_m, tile_n, cluster_m, cluster_n, stages) \
-  all.push_back({dtype, a, b, tile_m, tile_n, cluster_m, cluster_n, stages, Arrangement::kSwapped});
-#define HOPGEMM_NARROW(...) \
-  if (b == Major::kK) HOPGEMM_SWAPPED(__VA_ARGS__)
+#define HOPGEMM_TILE(layouts, tile_m, tile_n, cluster_m, cluster_n, stages, arrangement) \
+  if (has_layout(#layouts, a, b))                                                        \
+    all.push_back({dtype, a, b, tile_m, tile_n, cluster_m, cluster_n, stages, Arrangement::arrangement});
+#define HOPGEMM_SWAPPED(layouts, ...) \
+  if (has_layout(#layouts, a, b)) all.push_back({dtype, b, a, __VA_ARGS__, Arrangement::kSwapped});
 #include "config/instances.def"
-#undef HOPGEMM_SHAPE
-#undef HOPGEMM_K_MAJOR_B
-#undef HOPGEMM_MN_MAJOR_B
+#undef HOPGEMM_TILE
 #undef HOPGEMM_SWAPPED
-#undef HOPGEMM_NARROW
       }
     }
   }

@@ -99,6 +99,14 @@ def test_a_winner_of_kk_stands_for_layouts_that_were_not_measured():
     ]
 
 
+def test_a_winner_that_is_no_longer_compiled_is_left_out(tmp_path):
+    gone = SWAP.replace("s11", "s10")
+    assert f"bf16_{gone}" not in _core.configs()
+    file = tmp_path / "old.json"
+    file.write_text(json.dumps({"header": {}, "records": [record(gone), record(SWAP, m=32)]}))
+    assert {x["m"] for x in make_table.records_of([file])} == {32}
+
+
 def test_what_is_compared_sustained_is_the_cost_models():
     def count(m, n, k, majors="kk"):
         return len(make_table.entries([record(f"{majors}_{COOP}", majors=majors, m=m, n=n, k=k)]))
@@ -224,6 +232,14 @@ def test_small_m_and_core_first_then_the_longest_layout_by_layout():
     assert first == sorted(first, reverse=True) and True in first and False in first
     rest = [key.m * key.n * key.k for key, early in zip(kk, first, strict=True) if not early]
     assert rest == sorted(rest, reverse=True)
+
+
+def test_gpt2_alone_and_small_m_alone():
+    small = tune_table.products("all", ["kk"], "bfloat16", GPU, max_m=128)
+    assert small and {x.m for x in small if x.m != 8192} == {m for m, *_ in SUITES["all"] if m <= 128}
+    steps = tune_table.products("gpt2", ["kk", "kn", "mn"], "bfloat16", GPU)
+    assert {x.majors for x in steps} == {"kk", "kn", "mn"} and {x.m for x in small if x.m == 8192} == {8192}
+    assert all(8192 in (x.m, x.k) for x in steps)
 
 
 def test_several_gpus_measure_into_one_file(records, worker, capsys):

@@ -284,7 +284,7 @@ def ones(config, m, n, k):
     "kernel",
     [
         "bf16_kk_128x256x64_c2x1_s4_coop",
-        "bf16_kk_256x128x64_c1x2_s4_coop",
+        "bf16_kk_64x128x64_c2x1_s8_pingpong",
         "bf16_kk_128x128x64_c2x1_s6_pingpong",
     ],
 )

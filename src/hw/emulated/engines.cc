@@ -14,10 +14,16 @@ void Role::check_map(const TensorMap& map) {
   if (!aligned) machine_.fail("a tensor map whose address or strides are no multiples of 16 bytes");
 }
 
+void Role::require_launches(const char* what) {
+  if (launch().begins_early && !waited_for_launches_)
+    machine_.fail(text("%s, and the launches before this one may not be done", what));
+}
+
 // A box lands in every CTA of the mask on its own, and a large one in two parts.
 void Role::load_box(const TensorMap& map, int offset, uint32_t barrier, const int (&at)[4], uint32_t mask) {
   sometimes_pause();
   log("load", offset, map.box_rows * kSwizzleBytes);
+  require_launches("a load");
   check_map(map);
   const int whole = map.box_rows * kSwizzleBytes;
   const int half = (whole / 2 + load_bytes(config()) - 1) / load_bytes(config()) * load_bytes(config());
@@ -137,6 +143,7 @@ void Role::store(const TensorMap& map, int slot, int n, int m, int batch_inner, 
                  CachePolicy) {
   sometimes_pause();
   log("store", slot, n);
+  require_launches("a store");
   check_map(map);
   claim_box(map.data, n, m, batch_inner, batch_outer);
   if (cta_.slots[consumer_][slot] != Cta::Slot::kVisible)
@@ -182,6 +189,7 @@ void Role::store(const TensorMap& map, int slot, int n, int m, int batch_inner, 
 void Role::store_piece(const EpilogueParams& e, int slot, int columns, int m, int n, const Tile& t) {
   sometimes_pause();
   log("store_direct", slot, n);
+  require_launches("a direct store");
   claim_box(e.d.data, n, m, t.batch_inner, t.batch_outer);
   const int size = static_cast<int>(size_of(e.d.dtype));
   const int offset = staging_offset(config(), consumer_, slot);
@@ -204,26 +212,47 @@ int Role::split_rank(int index) const {
   return cta_.rank % cluster_size(config()) + index * cluster_size(config());
 }
 
-// Ordinary writes into a peer's shared memory; its arrival tells of them.
+constexpr int kBandsPerConsumer = kExchangeSlots / kNumConsumers;
+
+void Role::keep_tile(const float* acc) {
+  sometimes_pause();
+  require_accumulator();
+  for (int i = 0; i < kBandsPerConsumer; ++i) {
+    const int slot = exchange_slot(consumer_ * kBandsPerConsumer + i, 0, 1);
+    log("keep_sums", exchange_offset(config(), slot), slot);
+    write_band(cta_, slot, acc + i * kBandRows * config().tile_n, {agent_, tick_}, clock_);
+  }
+}
+
+// The sums are taken at once, and land later, each band on its own.
 void Role::send_tile(const float* acc, int split) {
   sometimes_pause();
   require_accumulator();
-  constexpr int kBandsPerConsumer = kExchangeSlots / kNumConsumers;
   for (int i = 0; i < kBandsPerConsumer; ++i) {
     const int band = consumer_ * kBandsPerConsumer + i, owner = split_rank(band_owner(band, split));
+    const int slot = exchange_slot(band, split_index(config(), cta_.rank), split);
     Cta& to = machine_.ctas_[cta_.first + owner];
-    const int offset =
-        exchange_offset(config(), exchange_slot(band, split_index(config(), cta_.rank), split));
-    log("send_sums", offset, owner);
-    access(to, offset, exchange_slot_bytes(config()), true, {agent_, tick_}, clock_, "sent sums are written");
-    for (int row = 0; row < kBandRows; ++row) {
-      for (int col = 0; col < config().tile_n; ++col) {
-        uint8_t* const place = &to.smem[offset + exchange_byte(row, col)];
-        tsan::write(place, sizeof(float));
-        std::memcpy(place, &acc[(i * kBandRows + row) * config().tile_n + col], sizeof(float));
-      }
-    }
-    arrive_remote(sums_full(), owner, clock_);
+    const float* const first = acc + i * kBandRows * config().tile_n;
+    log("send_sums", exchange_offset(config(), slot), owner);
+    issue(JobKind::kLoad, machine_.first_agent(to) + kSumsAgent + slot,
+          [this, &to, slot, sums = std::vector(first, first + kBandRows * config().tile_n)](Job& job) {
+            write_band(to, slot, sums.data(), job.epoch, job.clock);
+            Clock known = job.clock;
+            known.join(job.epoch);
+            Barrier& full = find(to, sums_full(), job.clock, "counts bytes on", true);
+            machine_.signal(full, 0, -band_bytes(config()), known);
+            return true;
+          });
+  }
+}
+
+void Role::write_band(Cta& to, int slot, const float* sums, Epoch epoch, const Clock& clock) {
+  const int offset = exchange_offset(config(), slot);
+  access(to, offset, exchange_slot_bytes(config()), true, epoch, clock, "sums are written");
+  for (int i = 0; i < kBandRows * config().tile_n; ++i) {
+    uint8_t* const place = &to.smem[offset + exchange_byte(i / config().tile_n, i % config().tile_n)];
+    tsan::write(place, sizeof(float));
+    std::memcpy(place, &sums[i], sizeof(float));
   }
 }
 
@@ -231,6 +260,7 @@ void Role::reduce_sums(const EpilogueParams& e, const Tile& t, int split) {
   sometimes_pause();
   const int own = split_index(config(), cta_.rank);
   log("reduce_sums", own, split);
+  require_launches("a sum is stored");
   for (int slot = 0; slot < kExchangeSlots; ++slot)
     access(cta_, exchange_offset(config(), slot), exchange_slot_bytes(config()), false, {agent_, tick_},
            clock_, "sums are read");

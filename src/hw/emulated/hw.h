@@ -39,6 +39,7 @@ template <KernelConfig kConfig> class EmulatedHw : public emulated::Role {
     store_piece(e, slot, kColumns, m, n, t);
   }
   template <int kPending> void store_wait_read() { wait_stores_read(kPending); }
+  void keep_sums(const Accumulator& acc) { keep_tile(&acc.v[0][0]); }
   void send_sums(const Accumulator& acc, int split) { send_tile(&acc.v[0][0], split); }
 };
 
@@ -55,7 +56,6 @@ template <class Hw, class Body> emulated::Result emulate_roles(const emulated::L
                   [&hw, &launch, body] {
                     enter(hw, launch.params.split);
                     body(hw);
-                    leave(hw);
                   });
     }
   }

@@ -49,6 +49,7 @@ Machine::Machine(const Launch& launch)
     cta.releases.resize(config_.num_stages);
     ctas_.push_back(std::move(cta));
   }
+  consumer_meetings_.resize(launch.num_ctas);
   cta_meetings_.resize(launch.num_ctas);
   cluster_meetings_.resize(launch.num_ctas / size);
   // The temper of this run: 0 is as late as possible.
@@ -152,6 +153,17 @@ void Machine::run_job(Role& role, int index) {
   if (finished) role.jobs_.erase(role.jobs_.begin() + index);
 }
 
+// The last phase of a barrier that a wait of this CTA has seen completed.
+int Machine::last_seen(const Cta& cta, uint32_t barrier) const {
+  int last = -1;
+  for (const auto& role : roles_) {
+    if (&role->cta_ != &cta) continue;
+    const auto seen = role->last_phase_.find(barrier);
+    if (seen != role->last_phase_.end()) last = std::max(last, seen->second);
+  }
+  return last;
+}
+
 // After a CTA's last role nothing may touch its shared memory: it belongs to the next CTA.
 void Machine::leave(Cta& cta) {
   Clock all;
@@ -167,7 +179,7 @@ void Machine::leave(Cta& cta) {
                 describe(e, cta).c_str(), i * kAtomBytes));
   }
   for (const auto& [offset, b] : cta.barriers) {
-    if (!all.covers(b.remote))
+    if (b.last_remote > last_seen(cta, offset))
       fail(text("CTA %d leaves, and does not know of every arrival of its peers on %s", cta.index,
                 barrier_name(offset).c_str()));
     if (b.pending != b.arrivals || b.tx != 0)
@@ -228,8 +240,9 @@ std::string Machine::describe(const Epoch& e, const Cta& cta) const {
   if (agent == kProducer) return text("the producer of CTA %d", owner);
   if (agent < kMmaAgent) return text("consumer %d of CTA %d", agent, owner);
   if (agent < kStoreAgent) return text("a wgmma of consumer %d of CTA %d", agent - kMmaAgent, owner);
-  if (agent < kLoadAgent)
+  if (agent < kSumsAgent)
     return text("a store of consumer %d of CTA %d", (agent - kStoreAgent) / kStagingSlots, owner);
+  if (agent < kLoadAgent) return "the sending of sums";
   return "a load";
 }
 

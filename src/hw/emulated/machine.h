@@ -34,6 +34,7 @@ struct Launch {
   uint64_t seed = 0;
   bool log = false;
   bool find_races = true;  // false: leaves them to ThreadSanitizer
+  bool begins_early = true;  // before what was launched before it is done
 };
 
 struct Event {
@@ -68,11 +69,12 @@ class Random {
 };
 
 // Agents of a CTA: its roles, its consumers' tensor cores, the readers of its staging slots, and the writers
-// of each load_bytes() of its stages.
+// of its exchange slots and of each load_bytes() of its stages.
 inline constexpr int kProducer = kNumConsumers;
 inline constexpr int kMmaAgent = kProducer + 1;
 inline constexpr int kStoreAgent = kMmaAgent + kNumConsumers;
-inline constexpr int kLoadAgent = kStoreAgent + kNumConsumers * kStagingSlots;
+inline constexpr int kSumsAgent = kStoreAgent + kNumConsumers * kStagingSlots;
+inline constexpr int kLoadAgent = kSumsAgent + kExchangeSlots;
 constexpr int load_bytes(const KernelConfig& c) { return std::min(4096, b_stage_bytes(c) / c.cluster_m); }
 
 inline constexpr uint8_t kPoison = 0xFF;  // NaN in every type
@@ -87,7 +89,7 @@ struct Barrier {
   bool fenced = false;  // known to copies and peers
   Clock arriving;  // what the arrivals so far know
   Clock completed;  // what a wait learns
-  Clock remote;  // the arrivals that came from elsewhere
+  int last_remote = -1;  // the last phase in which an arrival came from elsewhere
 };
 
 class Role;
@@ -141,6 +143,7 @@ class Machine {
   const Choice& pick(const std::vector<Choice>& choices);
   void run_job(Role& role, int index);
   void leave(Cta& cta);
+  int last_seen(const Cta& cta, uint32_t barrier) const;
   std::string deadlock() const;
   std::string describe(const Role& role) const;
   std::string describe(const Epoch& epoch, const Cta& cta) const;
@@ -155,7 +158,7 @@ class Machine {
   Random random_;
   Result result_;
   std::vector<Cta> ctas_;
-  std::vector<Meeting> cta_meetings_, cluster_meetings_;
+  std::vector<Meeting> consumer_meetings_, cta_meetings_, cluster_meetings_;
   std::vector<std::unique_ptr<Role>> roles_;
   Role* running_ = nullptr;  // whose fiber or job
   bool in_fiber_ = false;

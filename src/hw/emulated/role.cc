@@ -45,7 +45,6 @@ bool Role::ready() const {
                          [](const StoreGroup& s) { return s.read; });
     case Blocked::On::kStores:
       return std::all_of(stores_.begin(), stores_.end(), [](const StoreGroup& s) { return s.done; });
-    case Blocked::On::kArrives: return arrives_in_flight_ == 0;
   }
   return false;
 }
@@ -122,7 +121,6 @@ Barrier& Role::find(Cta& cta, uint32_t offset, const Clock& clock, const char* v
 
 void Role::meet(Meeting& meeting, int participants) {
   sometimes_pause();
-  block({.on = Blocked::On::kArrives});  // released before the meeting
   meeting.arriving.join(clock_);
   tsan::release(&meeting);
   const int generation = meeting.generation;
@@ -136,6 +134,7 @@ void Role::meet(Meeting& meeting, int participants) {
   clock_.join(meeting.last);
   published();
 }
+void Role::consumers_sync() { meet(machine_.consumer_meetings_[cta_.index], kNumConsumers); }
 void Role::cta_sync() { meet(machine_.cta_meetings_[cta_.index], kNumConsumers + 1); }
 void Role::cluster_sync() {
   meet(machine_.cluster_meetings_[cluster()], (kNumConsumers + 1) * cluster_ctas());
@@ -174,7 +173,7 @@ void Role::arrive_expect_tx(uint32_t offset, int bytes) {
   log("arrive_expect_tx", offset, bytes);
   machine_.signal(find(cta_, offset, clock_, "arrives on"), 1, bytes, clock_);
   published();
-  ++k_steps_;
+  if (consumer_ < 0) ++k_steps_;
 }
 
 void Role::arrive_cluster(uint32_t offset, uint32_t mask) {
@@ -197,12 +196,10 @@ void Role::arrive_cluster(uint32_t offset, uint32_t mask) {
 
 // An arrival on its way to a CTA of the cluster; it tells what `known` knows.
 void Role::arrive_remote(uint32_t offset, int rank, const Clock& known) {
-  ++arrives_in_flight_;
-  issue(JobKind::kArrive, agent_, [this, offset, rank, known, own = Epoch{agent_, tick_}](Job& job) {
+  issue(JobKind::kArrive, agent_, [this, offset, rank, known](Job& job) {
     Barrier& b = find(machine_.ctas_[cta_.first + rank], offset, job.clock, "arrives on");
-    b.remote.join(own);
+    b.last_remote = b.phase;
     machine_.signal(b, 1, 0, known);
-    --arrives_in_flight_;
     return true;
   });
 }

@@ -23,6 +23,8 @@ class Role {
   void fence_init();
   void cta_sync();
   void cluster_sync();
+  void wait_for_launches() { waited_for_launches_ = true; }
+  void allow_next_launch() {}
   void wait(uint32_t barrier, uint32_t parity);
   void arrive(uint32_t barrier);
   void arrive_expect_tx(uint32_t barrier, int bytes);
@@ -34,6 +36,7 @@ class Role {
   void mma_commit();
   void fence_proxy_async();
   void consumer_sync();
+  void consumers_sync();
   void store(const TensorMap& map, int slot, int n, int m, int batch_inner, int batch_outer,
              CachePolicy policy);
   void store_drain();
@@ -48,6 +51,7 @@ class Role {
   void stage_piece(const void* piece, size_t row_bytes, int slot);
   void store_piece(const EpilogueParams& e, int slot, int columns, int m, int n, const Tile& t);
   void wait_stores_read(int pending);
+  void keep_tile(const float* acc);
   void send_tile(const float* acc, int split);
   const KernelConfig& config() const;
   const Launch& launch() const;
@@ -63,7 +67,7 @@ class Role {
     bool read, done;
   };
   struct Blocked {
-    enum class On { kNothing, kBarrier, kMeeting, kGroups, kStoresRead, kStores, kArrives } on = On::kNothing;
+    enum class On { kNothing, kBarrier, kMeeting, kGroups, kStoresRead, kStores } on = On::kNothing;
     uint32_t barrier = 0, parity = 0;
     const Meeting* meeting = nullptr;
     int target = 0;  // generation, or how many must be done
@@ -75,6 +79,7 @@ class Role {
   void arrive_remote(uint32_t barrier, int rank, const Clock& known);
   int cluster_ctas() const;
   int split_rank(int index) const;
+  void write_band(Cta& to, int slot, const float* sums, Epoch epoch, const Clock& clock);
   void store_element(const EpilogueParams& e, const Tile& t, int m, int n, float value);
   void sometimes_pause();
   Job& issue(JobKind kind, int agent, std::function<bool(Job&)> step);
@@ -84,6 +89,7 @@ class Role {
   void multiply(float* acc, int stage, int step, bool accumulate);
   void access(Cta& cta, int offset, int bytes, bool write, Epoch epoch, const Clock& clock, const char* what);
   void check_map(const TensorMap& map);
+  void require_launches(const char* what);
   void claim_box(const void* matrix, int n, int m, int batch_inner, int batch_outer);
   bool in_order(int job) const;
   void learn_of_stores(int count);
@@ -99,9 +105,10 @@ class Role {
   std::deque<std::unique_ptr<Job>> jobs_;
   std::deque<Group> groups_;
   std::deque<StoreGroup> stores_;
-  int committed_ = 0, known_done_ = 0, arrives_in_flight_ = 0, k_steps_ = 0;
+  int committed_ = 0, known_done_ = 0, k_steps_ = 0;
   std::map<uint32_t, int> last_phase_;  // that a wait of this role saw completed
   int speed_ = 1, window_ = 1;
+  bool waited_for_launches_ = false;
 };
 
 // alpha * value + beta * c + bias of one element; c and bias outside the result are not read. `half`: what a

@@ -29,14 +29,24 @@ __device__ __forceinline__ uint32_t mapa(uint32_t address, uint32_t cta) {
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(cta));
   return remote;
 }
-__device__ __forceinline__ void st_shared_cluster(uint32_t address, float x) {
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+__device__ __forceinline__ void st_shared(uint32_t address, float x) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
 }
 
-// All threads of the cluster. Release before, acquire after. Not .aligned: the producer's warp comes here
-// diverged.
+// To shared memory of a CTA of the cluster, some time later; then its 4 bytes are counted on `barrier` there,
+// whose waiters see it. Needs no fence: a release at cluster scope is a MEMBAR.ALL.GPU. HAZARD: an illegal
+// instruction in a launch without clusters.
+__device__ __forceinline__ void st_async(uint32_t address, float x, uint32_t barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(address),
+               "f"(x), "r"(barrier)
+               : "memory");
+}
+
+// All threads of the cluster. Relaxed: what it orders are barriers, which have a fence of their own
+// (fence_mbarrier_init), and the ends of CTAs; a release would be a MEMBAR.ALL.GPU. Not .aligned: the
+// producer's warp comes here diverged.
 __device__ __forceinline__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
 // Programmatic dependent launch: everything that was in the stream before this grid is complete and visible

@@ -38,12 +38,16 @@ template <KernelConfig kConfig> class PtxHw {
   __device__ __forceinline__ int num_clusters() const {
     return is_swapped(kConfig) ? ptx::nclusterid() : gridDim.x / cluster_size(kConfig);
   }
-  __device__ __forceinline__ int cta_rank() const { return has_peers(kConfig) ? ptx::cluster_ctarank() : 0; }
+  __device__ __forceinline__ int cta_rank() const {
+    return may_have_peers(kConfig) ? ptx::cluster_ctarank() : 0;
+  }
   __device__ __forceinline__ int consumer() const { return consumer_; }
 
   __device__ __forceinline__ bool is_leader() const { return threadIdx.x == 0; }
   __device__ __forceinline__ void cta_sync() { __syncthreads(); }
   __device__ __forceinline__ void cluster_sync() { ptx::cluster_sync(); }
+  __device__ __forceinline__ void wait_for_launches() { ptx::griddepcontrol_wait(); }
+  __device__ __forceinline__ void allow_next_launch() { ptx::griddepcontrol_launch_dependents(); }
 
   // ---- barriers ----
   __device__ __forceinline__ void init(uint32_t barrier, int arrivals) {
@@ -62,7 +66,7 @@ template <KernelConfig kConfig> class PtxHw {
     if (thread_ == 0) ptx::mbarrier_arrive(barrier);
   }
   __device__ __forceinline__ void arrive_expect_tx(uint32_t barrier, int bytes) {
-    ptx::mbarrier_arrive_expect_tx(barrier, bytes);
+    if (consumer_ < 0 || thread_ == 0) ptx::mbarrier_arrive_expect_tx(barrier, bytes);
   }
   __device__ __forceinline__ void arrive_cluster(uint32_t barrier, uint32_t mask) {
     if constexpr (cluster_size(kConfig) == 1) {
@@ -211,20 +215,27 @@ template <KernelConfig kConfig> class PtxHw {
   __device__ __forceinline__ void wait_peers(uint32_t barrier, uint32_t parity) {
     ptx::mbarrier_wait_parity_cluster(barrier, parity);
   }
-  __device__ __forceinline__ void send_sums(const Accumulator& acc, int split) {
-    const int band = consumer_ * 4 + thread_ / 32, lane = thread_ % 32;
-    const int source = split_index(kConfig, cta_rank());
-    const uint32_t owner = split_cta(band_owner(band, split));
-    const uint32_t slot = ptx::mapa(smem_ + exchange_offset(kConfig, exchange_slot(band, source, split)) +
-                                        exchange_byte(lane / 4, lane % 4 * 2),
-                                    owner);
+  __device__ __forceinline__ void keep_sums(const Accumulator& acc) {
+    const uint32_t slot = own_place(exchange_slot(band(), 0, 1));
 #pragma unroll
     for (int i = 0; i < kConfig.tile_n / 2; ++i) {
       const RowCol at = accumulator_at(0, i);
-      ptx::st_shared_cluster(slot + exchange_byte(at.row, at.col), acc.v[0][i]);
+      ptx::st_shared(slot + exchange_byte(at.row, at.col), acc.v[0][i]);
     }
-    __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive_cluster_release(sums_full(), owner);
+  }
+  __device__ __forceinline__ void consumers_sync() {
+    ptx::bar_sync(1 + kNumConsumers, kNumConsumers * kWarpgroup);
+  }
+  __device__ __forceinline__ void send_sums(const Accumulator& acc, int split) {
+    const uint32_t owner = split_cta(band_owner(band(), split));
+    const int source = split_index(kConfig, cta_rank());
+    const uint32_t slot = ptx::mapa(own_place(exchange_slot(band(), source, split)), owner);
+    const uint32_t full = ptx::mapa(sums_full(), owner);
+#pragma unroll
+    for (int i = 0; i < kConfig.tile_n / 2; ++i) {
+      const RowCol at = accumulator_at(0, i);
+      ptx::st_async(slot + exchange_byte(at.row, at.col), acc.v[0][i], full);
+    }
   }
   __device__ __forceinline__ void reduce_sums(const EpilogueParams& e, const Tile& t, int split) {
     const int own = split_index(kConfig, cta_rank());
@@ -246,10 +257,17 @@ template <KernelConfig kConfig> class PtxHw {
     }
   }
   __device__ __forceinline__ void arrive_split(uint32_t barrier, int split) {
-    if (thread_ < split) ptx::mbarrier_arrive_cluster_release(barrier, split_cta(thread_));
+    if (thread_ < split) ptx::mbarrier_arrive_cluster(barrier, split_cta(thread_));
   }
 
  private:
+  // This warp's band of the tile, and where this thread's first element of a band lies in a slot.
+  __device__ __forceinline__ int band() const { return (consumer_ * kWarpgroup + thread_) / 32; }
+  __device__ __forceinline__ uint32_t own_place(int slot) const {
+    const int lane = thread_ % 32;
+    return smem_ + exchange_offset(kConfig, slot) + exchange_byte(lane / 4, lane % 4 * 2);
+  }
+
   // Rank of the CTA that has this one's tile and part `index` of K.
   __device__ __forceinline__ int split_cta(int index) const {
     return cta_rank() % cluster_size(kConfig) + index * cluster_size(kConfig);

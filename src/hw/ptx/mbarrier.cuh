@@ -38,8 +38,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t barrier, int 
                : "memory");
 }
 
-// The same place in another CTA of the cluster. Relaxed: it orders no data, since what it announces (a
-// finished wgmma read) was waited for. HAZARD: the .release.cluster form costs a MEMBAR.ALL.GPU in the main
+// The same place in another CTA of the cluster. Relaxed: it orders no data, since what it announces (finished
+// reads) was waited for. HAZARD: the .release.cluster form costs a MEMBAR.ALL.GPU in the main
 // loop.
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier, uint32_t cta) {
   asm volatile(
@@ -52,18 +52,7 @@ __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier, uint32
       : "memory");
 }
 
-// Release and acquire at cluster scope, for data that went with the arrival: shared memory of the peers.
-__device__ __forceinline__ void mbarrier_arrive_cluster_release(uint32_t barrier, uint32_t cta) {
-  asm volatile(
-      "{\n"
-      ".reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n"
-      "}" ::"r"(barrier),
-      "r"(cta)
-      : "memory");
-}
-
+// Acquire at cluster scope, for what peers have written into this CTA's shared memory.
 __device__ __forceinline__ void mbarrier_wait_parity_cluster(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n"

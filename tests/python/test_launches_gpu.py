@@ -1,0 +1,101 @@
+"""Launches in a row: each may begin before the one before it is done (programmatic dependent launch), and a
+CTA of a cluster may end while its peers still work. Every kernel, in CUDA graphs: launches lie closest there.
+"""
+
+import contextlib
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch_cases import assert_same, integers  # noqa: E402
+
+from hopgemm import _core, plan  # noqa: E402
+from hopgemm.torch import matmul  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+
+def configs(layout, a, b):
+    """Every kernel for these bf16 operands, with each way to part its K."""
+    for name in _core.configs():
+        if not name.startswith(f"bf16_{layout}_"):
+            continue
+        yield name
+        tiles = plan(a, b, config=name).tiles
+        parts = [f"+tail{tiles}x{2 * tiles}", f"+tail1x{math.ceil(a.shape[1] / 64)}"]
+        if name.endswith("_swap"):
+            parts = ["+split2", "+split4"]
+        for part in parts:
+            with contextlib.suppress(ValueError):  # fewer steps of K, or CTAs of a cluster, than it wants
+                plan(a, b, config=name + part)
+                yield name + part
+
+
+def captured(launches, launch):
+    """A graph of so many launches; all that is made once has been made."""
+    launch(0), launch(1)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(launches):
+            launch(i)
+    return graph
+
+
+def check(got, want, config):
+    try:
+        assert_same(got, want)
+    except AssertionError as error:
+        raise AssertionError(f"{config}: {error}") from None
+
+
+@pytest.mark.parametrize("layout", ["kk", "kn", "mn"])
+@pytest.mark.parametrize("rows", [40, 300])
+def test_chains(rows, layout):
+    """A permutation, again and again: each launch reads what the last one wrote, and overwrites what it read."""
+    size, steps, replays = 264, 24, 10
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(5))
+    permute = torch.eye(size)[order].to("cuda", torch.bfloat16)  # permute @ x takes the rows of x in `order`
+    final = order
+    for _ in range(steps * replays - 1):
+        final = order[final]
+    start = integers(size, rows, device="cuda") if layout == "mn" else integers(rows, size, device="cuda")
+    for config in configs(layout, *operands(layout, start, permute)):
+        x = [start.clone(), torch.empty_like(start)]
+
+        def launch(i, x=x, config=config):
+            a, b = operands(layout, x[i % 2], permute)
+            matmul(a, b, out=x[1 - i % 2], config=config)
+
+        graph = captured(steps, launch)
+        x[0].copy_(start)
+        for _ in range(replays):
+            graph.replay()
+        check(x[0], start[final] if layout == "mn" else start[:, final], config)
+
+
+def operands(layout, x, permute):
+    """Whose product permutes x: its rows where x is B (mn), else its columns."""
+    if layout == "mn":
+        return permute.t().contiguous().t(), x
+    columns = permute.t()  # x @ columns
+    return x, columns if layout == "kk" else columns.contiguous()
+
+
+@pytest.mark.parametrize("layout", ["kk", "kn", "mk", "mn"])
+@pytest.mark.parametrize("k", [8, 200])
+def test_thousands(k, layout):
+    """Short products, tens of thousands of each kernel: whatever happens once in a while as a CTA ends."""
+    m, n = 300, 520
+    a = integers(m, k, device="cuda") if layout[0] == "k" else integers(k, m, device="cuda").t()
+    b = integers(n, k, device="cuda").t() if layout[1] == "k" else integers(k, n, device="cuda")
+    want = (a.double() @ b.double()).bfloat16()
+    for config in configs(layout, a, b):
+        d = torch.full((m, n), float("nan"), dtype=torch.bfloat16, device="cuda")
+        graph = captured(200, lambda _, d=d, config=config: matmul(a, b, out=d, config=config))
+        for _ in range(50):
+            graph.replay()
+        torch.cuda.synchronize()  # an error belongs to this kernel
+        check(d, want, config)
