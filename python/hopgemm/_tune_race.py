@@ -40,7 +40,7 @@ Report = Callable[[float, str], None]
 
 
 class Timing(NamedTuple):
-    """In turn, `rounds` times, in seconds: `rest_s` of nothing, `settle_s` alone and not measured, `window_s`."""
+    """In turn, `rounds` times: `rest_s` of nothing, `settle_s` alone, not measured, `window_s` (seconds)."""
 
     rounds: int
     settle_s: float
