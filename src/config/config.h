@@ -9,6 +9,8 @@
 
 namespace hopgemm {
 
+constexpr int ceil_div(int64_t x, int64_t y) { return static_cast<int>((x + y - 1) / y); }
+
 enum class Major : uint8_t { kK, kMN };  // the dimension with unit stride
 enum class Arrangement : uint8_t {
   kCooperative,  // both consumers share one tile, half of its rows each
@@ -100,7 +102,7 @@ constexpr int first_mma_n(int tile_n) { return tile_n <= 256 ? tile_n : 192; }
 constexpr int a_stage_bytes(const KernelConfig& c) { return c.tile_m * kTileK * 2; }
 // Columns that are loaded: an MN-major operand comes in whole chunks.
 constexpr int b_columns(const KernelConfig& c) {
-  return c.b_major == Major::kK ? c.tile_n : (c.tile_n + kChunkN - 1) / kChunkN * kChunkN;
+  return c.b_major == Major::kK ? c.tile_n : ceil_div(c.tile_n, kChunkN) * kChunkN;
 }
 constexpr int b_stage_bytes(const KernelConfig& c) { return b_columns(c) * kTileK * 2; }
 

@@ -21,7 +21,7 @@ struct StagingState {
 // A piece is 64 rows of 128 bytes: kColumns is 64 for 16-bit results, 32 for fp32. Where the last one across
 // does not fit the tile's width, it begins earlier, and writes some columns once more: the same values.
 template <KernelConfig kConfig, int kColumns> inline constexpr int kPiecesAcross =
-    (kConfig.tile_n + kColumns - 1) / kColumns;
+    ceil_div(kConfig.tile_n, kColumns);
 template <KernelConfig kConfig, int kColumns> inline constexpr int kPieces =
     mma_rows(kConfig) * kPiecesAcross<kConfig, kColumns>;
 template <KernelConfig kConfig, int kColumns> HOPGEMM_HOST_DEVICE constexpr int column_of_piece(int index) {

@@ -39,8 +39,6 @@ struct Tile {  // one CTA's tile: first row and column, in elements; may lie who
   bool is_part;
 };
 
-HOPGEMM_HOST_DEVICE constexpr int ceil_div(int64_t x, int64_t y) { return static_cast<int>((x + y - 1) / y); }
-
 HOPGEMM_HOST_DEVICE constexpr TileGrid make_tile_grid(const Config& config, int64_t m, int64_t n, int64_t k,
                                                       int batch_inner, int batch_outer) {
   const KernelConfig& c = config.kernel;

@@ -42,9 +42,8 @@ __device__ __forceinline__ void st_async(uint32_t address, float x, uint32_t bar
                : "memory");
 }
 
-// All threads of the cluster. Relaxed: what it orders are barriers, which have a fence of their own
-// (fence_mbarrier_init), and the ends of CTAs; a release would be a MEMBAR.ALL.GPU. Not .aligned: the
-// producer's warp comes here diverged.
+// All threads of the cluster. Relaxed: it orders barriers alone, which have a fence of their own
+// (fence_mbarrier_init); a release would be a MEMBAR.ALL.GPU.
 __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }

@@ -39,8 +39,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t barrier, int 
 }
 
 // The same place in another CTA of the cluster. Relaxed: it orders no data, since what it announces (finished
-// reads) was waited for. HAZARD: the .release.cluster form costs a MEMBAR.ALL.GPU in the main
-// loop.
+// reads) was waited for. HAZARD: the .release.cluster form costs a MEMBAR.ALL.GPU in the main loop.
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier, uint32_t cta) {
   asm volatile(
       "{\n"
