@@ -94,7 +94,7 @@ Status gemm(const Problem& problem, const Plan& plan, void* workspace, void* str
   if (tiles.ranges > 0) HOPGEMM_TRY(encode_sums_map(c, sums, sums_rows(c, tiles), params.sums));
   const int resident = max_clusters * cluster_size(c, schedule.split);
   const int grid = std::min(plan.grid, resident);
-  params.leaves_room = 2 * grid <= resident;
+  params.leaves_room = problem.sm_limit == 0 && 2 * grid <= resident;
   HOPGEMM_TRY(launch(*instance, params, grid, static_cast<cudaStream_t>(stream)));
   return tiles.ranges > 0 ? add_tail(p, c, tiles, sums, stream) : Status{};
 }

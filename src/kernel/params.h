@@ -44,7 +44,7 @@ template <class TensorMap> struct GemmParams {
   int a_batch_inner, a_batch_outer;  // 0: broadcast, the batch coordinate is multiplied by it; else 1
   int b_batch_inner, b_batch_outer;
   CachePolicy a_policy, b_policy, d_policy;
-  bool leaves_room;  // for another grid of this size beside it
+  bool leaves_room;  // for another grid of this size beside it, which may take the SMs
   EpilogueParams epilogue;
 };
 
