@@ -158,18 +158,18 @@ def add_cta(
 def _producer(
     timeline: Timeline, cta: int, records: Sequence[Record], k_tiles: int
 ) -> Iterator[tuple[float, int]]:
-    """Yields (first issue, stage) of each step."""
+    """Yields (first issue, stage) of each step. Waits after the last load drain the ring: of no tile."""
     step = -1
     loading = True
-    for r in records:
+    last = max((i for i, r in enumerate(records) if r.op != _WAIT_EMPTY), default=-1)
+    for i, r in enumerate(records):
         if r.op == _WAIT_EMPTY:
             step, loading = step + 1, False
         elif not loading:
             loading = True
             yield r.begin, r.where
-        timeline.spans.append(
-            Span(cta, _PRODUCER_LANE, _NAMES[r.op], r.begin, r.end, r.where, step // k_tiles, step % k_tiles)
-        )
+        place = divmod(step, k_tiles) if i <= last else (-1, -1)
+        timeline.spans.append(Span(cta, _PRODUCER_LANE, _NAMES[r.op], r.begin, r.end, r.where, *place))
 
 
 def _consumer(
@@ -234,7 +234,8 @@ def figures(timeline: Timeline) -> dict[str, Any]:
     products: dict[int, list[tuple[float, float]]] = {}
     products_of_tile: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for s in timeline.spans:
-        times[s.name] = times.get(s.name, 0.0) + s.end - s.begin
+        if s.tile >= 0:
+            times[s.name] = times.get(s.name, 0.0) + s.end - s.begin
         if s.name == "load":
             loads.setdefault(s.cta, []).append((s.begin, s.end))
         elif s.name == "wgmma":

@@ -92,7 +92,7 @@ def stream(*records):
     return b"".join(struct.pack("<4I", *(x & 0xFFFFFFFF for x in r)) for r in records)
 
 
-def by_hand(watcher, clocks=None, start=0):
+def by_hand(watcher, clocks=None, start=0, drain=()):
     """Two steps of one tile in a ring of two, in one CTA whose second consumer is idle."""
     producer = [(start, start + 10, WAIT_EMPTY, 0), (start + 10, start + 12, LOAD_A, 0)]
     producer += [(start + 12, start + 14, LOAD_B, 0), (start + 14, start + 15, WAIT_EMPTY, 1)]
@@ -100,7 +100,7 @@ def by_hand(watcher, clocks=None, start=0):
     consumer = [(start + 5, start + 110, WAIT_FULL, 0), (start + 110, start + 115, MMA, 0)]
     consumer += [(start + 115, start + 150, WAIT_FULL, 1), (start + 150, start + 152, MMA, 1)]
     consumer += [(start + 152, start + 200, MMA_WAIT, 1), (start + 200, start + 300, MMA_WAIT, 0)]
-    streams = [stream(*consumer), b"", stream(*producer), stream(*watcher)]
+    streams = [stream(*consumer), b"", stream(*producer, *drain), stream(*watcher)]
     (roles,) = read_records(streams, clocks)
     timeline = Timeline("by hand", "cycles", True, "", (1, 1, 128), tiles=[[(0, 0)]])
     add_cta(timeline, 0, roles, k_tiles=2, cooperative=True)
@@ -122,6 +122,14 @@ def test_what_is_in_flight():
     assert f["wait_full"] == pytest.approx((105 + 35) / 600)
     assert f["wait_empty"] == pytest.approx(11 / 300)
     assert timeline.inferred_landings == 0
+
+
+def test_the_drain_of_the_ring_is_of_no_tile():
+    timeline = by_hand(landed(100, 140), drain=[(30, 250, WAIT_EMPTY, 0), (250, 290, WAIT_EMPTY, 1)])
+    waits = spans(timeline, "wait for empty")
+    assert [(s.tile, s.step) for s in waits] == [(0, 0), (0, 1), (-1, -1), (-1, -1)]
+    assert figures(timeline) == figures(by_hand(landed(100, 140)))
+    chrome_trace(timeline, ctas=1)
 
 
 def test_a_watcher_that_polls_may_be_a_little_late():
