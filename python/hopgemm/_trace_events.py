@@ -234,7 +234,7 @@ def figures(timeline: Timeline) -> dict[str, Any]:
     products: dict[int, list[tuple[float, float]]] = {}
     products_of_tile: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for s in timeline.spans:
-        if s.tile >= 0:
+        if s.tile >= 0:  # the drain of a ring is no wait for a stage
             times[s.name] = times.get(s.name, 0.0) + s.end - s.begin
         if s.name == "load":
             loads.setdefault(s.cta, []).append((s.begin, s.end))

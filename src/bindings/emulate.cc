@@ -33,30 +33,24 @@ template <KernelConfig kConfig> const void* kernel() {
 #define HOPGEMM_NAME_kPingpong "pingpong"
 #define HOPGEMM_INSTANCE(name, dtype, ...) \
   {name, KernelConfig{DType::dtype, __VA_ARGS__}, &kernel<KernelConfig{DType::kBF16, __VA_ARGS__}>},
-#define HOPGEMM_BOTH(layouts, ...) layouts("bf16", kBF16, __VA_ARGS__) layouts("f16", kF16, __VA_ARGS__)
-
-#define HOPGEMM_TILE(layouts, ...) HOPGEMM_BOTH(HOPGEMM_##layouts, __VA_ARGS__)
+// Each row for both types and its layouts; `row` is one of the two macros at the end.
+#define HOPGEMM_TILE(layouts, ...) HOPGEMM_BOTH(HOPGEMM_##layouts, HOPGEMM_TILED, __VA_ARGS__)
+#define HOPGEMM_SWAPPED(layouts, ...) HOPGEMM_BOTH(HOPGEMM_##layouts, HOPGEMM_SWAP, __VA_ARGS__)
+#define HOPGEMM_BOTH(layouts, row, ...) \
+  layouts(row, "bf16", kBF16, __VA_ARGS__) layouts(row, "f16", kF16, __VA_ARGS__)
 #define HOPGEMM_kk_kn_mk_mn(...) HOPGEMM_kk_kn(__VA_ARGS__) HOPGEMM_mk(__VA_ARGS__) HOPGEMM_mn(__VA_ARGS__)
 #define HOPGEMM_kk_kn(...) HOPGEMM_kk(__VA_ARGS__) HOPGEMM_kn(__VA_ARGS__)
 #define HOPGEMM_kk_mk(...) HOPGEMM_kk(__VA_ARGS__) HOPGEMM_mk(__VA_ARGS__)
 #define HOPGEMM_kn_mn(...) HOPGEMM_kn(__VA_ARGS__) HOPGEMM_mn(__VA_ARGS__)
-#define HOPGEMM_kk(d, dtype, ...) HOPGEMM_TILED(d, dtype, "kk", kK, kK, __VA_ARGS__)
-#define HOPGEMM_kn(d, dtype, ...) HOPGEMM_TILED(d, dtype, "kn", kK, kMN, __VA_ARGS__)
-#define HOPGEMM_mk(d, dtype, ...) HOPGEMM_TILED(d, dtype, "mk", kMN, kK, __VA_ARGS__)
-#define HOPGEMM_mn(d, dtype, ...) HOPGEMM_TILED(d, dtype, "mn", kMN, kMN, __VA_ARGS__)
+#define HOPGEMM_kk(row, d, dtype, ...) row(d, dtype, "kk", kK, kK, __VA_ARGS__)
+#define HOPGEMM_kn(row, d, dtype, ...) row(d, dtype, "kn", kK, kMN, __VA_ARGS__)
+#define HOPGEMM_mk(row, d, dtype, ...) row(d, dtype, "mk", kMN, kK, __VA_ARGS__)
+#define HOPGEMM_mn(row, d, dtype, ...) row(d, dtype, "mn", kMN, kMN, __VA_ARGS__)
 #define HOPGEMM_TILED(d, dtype, l, a, b, tile_m, tile_n, cluster_m, cluster_n, stages, arrangement) \
   HOPGEMM_INSTANCE(d "_" l "_" #tile_m "x" #tile_n "x64_c" #cluster_m "x" #cluster_n "_s" #stages   \
                      "_" HOPGEMM_NAME_##arrangement,                                                \
                    dtype, Major::a, Major::b, tile_m, tile_n, cluster_m, cluster_n, stages,         \
                    Arrangement::arrangement)
-
-#define HOPGEMM_SWAPPED(layouts, ...) HOPGEMM_BOTH(HOPGEMM_SWAP_##layouts, __VA_ARGS__)
-#define HOPGEMM_SWAP_kk_kn_mk_mn(d, dtype, ...)                                                \
-  HOPGEMM_SWAP_kk_kn(d, dtype, __VA_ARGS__) HOPGEMM_SWAP(d, dtype, "mk", kMN, kK, __VA_ARGS__) \
-      HOPGEMM_SWAP(d, dtype, "mn", kMN, kMN, __VA_ARGS__)
-#define HOPGEMM_SWAP_kk_kn(d, dtype, ...)           \
-  HOPGEMM_SWAP(d, dtype, "kk", kK, kK, __VA_ARGS__) \
-  HOPGEMM_SWAP(d, dtype, "kn", kK, kMN, __VA_ARGS__)
 #define HOPGEMM_SWAP(d, dtype, l, a, b, tile_m, tile_n, cluster_m, cluster_n, stages)                      \
   HOPGEMM_INSTANCE(d "_" l "_" #tile_n "x" #tile_m "x64_c" #cluster_n "x" #cluster_m "_s" #stages "_swap", \
                    dtype, Major::b, Major::a, tile_m, tile_n, cluster_m, cluster_n, stages,                \

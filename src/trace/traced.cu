@@ -117,7 +117,7 @@ __device__ __forceinline__ void traced_kernel(const GemmParams<CUtensorMap>& par
   if (thread < kNumRoles) cta_state().counts[thread] = 0;
   if (thread < kNumConsumers) cta_state().ended[thread] = 0;
   enter(hw, params.split);
-  ptx::griddepcontrol_wait();  // the launch before may still write to the buffers
+  hw.wait_for_launches();  // every thread: the launch before may still write to the buffers
   if (warpgroup < kNumConsumers) {
     ptx::setmaxnreg_inc<consumer_registers(kConfig)>();
     consume(hw, params);

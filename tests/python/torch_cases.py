@@ -90,12 +90,13 @@ def reference(a, b, c=None, bias=None, alpha=1.0, beta=0.0, out_dtype=None):
     return d.float().to(out_dtype or a.dtype)
 
 
-def assert_same(got, want):
-    """The same bits, dtype, shape and device."""
+def assert_same(got, want, what=""):
+    """The same bits, dtype, shape and device. `what`: of which, for the message."""
     assert got.dtype == want.dtype and got.shape == want.shape and got.device == want.device
     if not torch.equal(got, want):
         wrong = (got != want).nonzero()
-        raise AssertionError(f"{len(wrong)} of {want.numel()} wrong, the first at {wrong[0].tolist()}")
+        text = f"{what} {len(wrong)} of {want.numel()} wrong, the first at {wrong[0].tolist()}"
+        raise AssertionError(text.lstrip())
 
 
 def canary(*shape, dtype=torch.bfloat16):

@@ -27,11 +27,6 @@ class Clock {
   bool covers(Epoch e) const {
     return e.agent < 0 || (e.agent < static_cast<int>(ticks_.size()) && ticks_[e.agent] >= e.tick);
   }
-  bool covers(const Clock& other) const {
-    for (size_t i = 0; i < other.ticks_.size(); ++i)
-      if (!covers(Epoch{static_cast<int>(i), other.ticks_[i]}) && other.ticks_[i]) return false;
-    return true;
-  }
   uint32_t tick(int agent) const { return ticks_[agent]; }
 
  private:

@@ -36,13 +36,18 @@ void Role::load_box(const TensorMap& map, int offset, uint32_t barrier, const in
       const int agent = machine_.first_agent(to) + kLoadAgent + place / load_bytes(config());
       issue(JobKind::kLoad, agent, [this, &map, &to, place, bytes, corner, barrier](Job& job) {
         load_rows(map, to, place, corner, bytes / kSwizzleBytes, job);
-        Clock known = job.clock;
-        known.join(job.epoch);
-        machine_.signal(find(to, barrier, job.clock, "counts bytes on", true), 0, -bytes, known);
+        count_bytes(to, barrier, bytes, job);
         return true;
       });
     }
   }
+}
+
+// What a copy has written is there for whoever waits for the barrier.
+void Role::count_bytes(Cta& to, uint32_t barrier, int bytes, const Job& job) {
+  Clock known = job.clock;
+  known.join(job.epoch);
+  machine_.signal(find(to, barrier, job.clock, "counts bytes on", true), 0, -bytes, known);
 }
 
 void Role::load_rows(const TensorMap& map, Cta& to, int offset, std::array<int, 4> at, int rows,
@@ -237,10 +242,7 @@ void Role::send_tile(const float* acc, int split) {
     issue(JobKind::kLoad, machine_.first_agent(to) + kSumsAgent + slot,
           [this, &to, slot, sums = std::vector(first, first + kBandRows * config().tile_n)](Job& job) {
             write_band(to, slot, sums.data(), job.epoch, job.clock);
-            Clock known = job.clock;
-            known.join(job.epoch);
-            Barrier& full = find(to, sums_full(), job.clock, "counts bytes on", true);
-            machine_.signal(full, 0, -band_bytes(config()), known);
+            count_bytes(to, sums_full(), band_bytes(config()), job);
             return true;
           });
   }

@@ -85,6 +85,7 @@ class Role {
   Job& issue(JobKind kind, int agent, std::function<bool(Job&)> step);
   void published();
   Barrier& find(Cta& cta, uint32_t barrier, const Clock& clock, const char* verb, bool as_engine = false);
+  void count_bytes(Cta& to, uint32_t barrier, int bytes, const Job& job);
   void load_rows(const TensorMap& map, Cta& to, int offset, std::array<int, 4> at, int rows, const Job& job);
   void multiply(float* acc, int stage, int step, bool accumulate);
   void access(Cta& cta, int offset, int bytes, bool write, Epoch epoch, const Clock& clock, const char* what);

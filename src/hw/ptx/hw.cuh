@@ -217,11 +217,7 @@ template <KernelConfig kConfig> class PtxHw {
   }
   __device__ __forceinline__ void keep_sums(const Accumulator& acc) {
     const uint32_t slot = own_place(exchange_slot(band(), 0, 1));
-#pragma unroll
-    for (int i = 0; i < kConfig.tile_n / 2; ++i) {
-      const RowCol at = accumulator_at(0, i);
-      ptx::st_shared(slot + exchange_byte(at.row, at.col), acc.v[0][i]);
-    }
+    each_sum(acc, [&](int byte, float sum) { ptx::st_shared(slot + byte, sum); });
   }
   __device__ __forceinline__ void consumers_sync() {
     ptx::bar_sync(1 + kNumConsumers, kNumConsumers * kWarpgroup);
@@ -231,11 +227,7 @@ template <KernelConfig kConfig> class PtxHw {
     const int source = split_index(kConfig, cta_rank());
     const uint32_t slot = ptx::mapa(own_place(exchange_slot(band(), source, split)), owner);
     const uint32_t full = ptx::mapa(sums_full(), owner);
-#pragma unroll
-    for (int i = 0; i < kConfig.tile_n / 2; ++i) {
-      const RowCol at = accumulator_at(0, i);
-      ptx::st_async(slot + exchange_byte(at.row, at.col), acc.v[0][i], full);
-    }
+    each_sum(acc, [&](int byte, float sum) { ptx::st_async(slot + byte, sum, full); });
   }
   __device__ __forceinline__ void reduce_sums(const EpilogueParams& e, const Tile& t, int split) {
     const int own = split_index(kConfig, cta_rank());
@@ -266,6 +258,14 @@ template <KernelConfig kConfig> class PtxHw {
   __device__ __forceinline__ uint32_t own_place(int slot) const {
     const int lane = thread_ % 32;
     return smem_ + exchange_offset(kConfig, slot) + exchange_byte(lane / 4, lane % 4 * 2);
+  }
+  // put(byte, sum) for this thread's elements of its band; `byte`: from own_place() on.
+  template <class Put> __device__ __forceinline__ static void each_sum(const Accumulator& acc, Put&& put) {
+#pragma unroll
+    for (int i = 0; i < kConfig.tile_n / 2; ++i) {
+      const RowCol at = accumulator_at(0, i);
+      put(exchange_byte(at.row, at.col), acc.v[0][i]);
+    }
   }
 
   // Rank of the CTA that has this one's tile and part `index` of K.
