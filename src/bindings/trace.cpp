@@ -99,8 +99,7 @@ nb::dict model(const std::string& config, int64_t m, int64_t n, int64_t k, int c
                            std::to_string(size))
                               .c_str());
   hopgemm::trace::Trace trace;
-  const hopgemm::trace::ModelLaunch launch{
-      w.config.kernel, w.grid, hopgemm::ceil_div(k, hopgemm::kTileK), ctas, {}};
+  const hopgemm::trace::ModelLaunch launch{w.config.kernel, w.grid, ctas, {}};
   const int64_t cycles = hopgemm::trace::model_of(w.index)(launch, trace);
   nb::list streams;
   for (const auto& records : trace)

@@ -19,7 +19,8 @@ enum class Arrangement : uint8_t {
 };
 
 inline constexpr int kTileK = 64;  // one 128-byte swizzle row of 16-bit elements
-inline constexpr int kWarpgroup = 128;  // threads
+inline constexpr int kWarp = 32, kWarpgroup = 128;  // threads
+inline constexpr int kWarpsPerGroup = kWarpgroup / kWarp;
 inline constexpr int kNumConsumers = 2;  // warpgroups; a third one is the producer
 inline constexpr int kNumThreads = (kNumConsumers + 1) * kWarpgroup;
 inline constexpr int kMmaM = 64, kMmaK = 16;  // wgmma's fixed sizes

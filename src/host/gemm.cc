@@ -19,7 +19,7 @@ namespace {
 
 Status launch(const Instance& instance, const GemmParams<CUtensorMap>& params, int grid,
               cudaStream_t stream) {
-  const int cluster = cluster_size(instance.config, params.split);
+  const int cluster = cluster_size(instance.config, params.grid.split);
   cudaLaunchConfig_t config{};
   cudaLaunchAttribute attributes[2];
   attributes[0].id =

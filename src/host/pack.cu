@@ -78,8 +78,7 @@ __global__ void __launch_bounds__(kSmallKernelThreads) fill_kernel(const __grid_
     if (e.bias.data) value += element(e.bias, p.half, index(e.bias));
     void* d = const_cast<void*>(e.d.data);
     if (e.d.dtype == DType::kF32) static_cast<float*>(d)[index(e.d)] = value;
-    else if (p.half == DType::kBF16) static_cast<__nv_bfloat16*>(d)[index(e.d)] = __float2bfloat16_rn(value);
-    else static_cast<__half*>(d)[index(e.d)] = __float2half_rn(value);
+    else static_cast<uint16_t*>(d)[index(e.d)] = round_to(p.half, value);
   }
 }
 

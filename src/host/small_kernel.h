@@ -1,4 +1,5 @@
-// The small kernels beside the product: how they are launched and loaded, and how they read a matrix.
+// The small kernels beside the product: how they are launched and loaded, how they read a matrix
+// and how they round.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -25,6 +26,12 @@ __device__ inline float element(const EpilogueMatrix& x, DType half, int64_t ind
   if (x.dtype == DType::kF32) return static_cast<const float*>(x.data)[index];
   if (half == DType::kBF16) return __bfloat162float(static_cast<const __nv_bfloat16*>(x.data)[index]);
   return __half2float(static_cast<const __half*>(x.data)[index]);
+}
+
+// To nearest even.
+__device__ inline uint16_t round_to(DType half, float value) {
+  return half == DType::kBF16 ? __bfloat16_as_ushort(__float2bfloat16_rn(value))
+                              : __half_as_ushort(__float2half_rn(value));
 }
 
 // First in every one, as for the product's kernel. HAZARD: before it what is read may not be written yet, nor

@@ -17,11 +17,6 @@ struct AddParams {
   int blocks_per_tile;      // of threads
 };
 
-__device__ uint16_t round_to(DType half, float value) {
-  return half == DType::kBF16 ? __bfloat16_as_ushort(__float2bfloat16_rn(value))
-                              : __half_as_ushort(__float2half_rn(value));
-}
-
 __device__ void add(float4& sum, const float4& x) { sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w; }
 
 // `from`: the quad in the tile's first part; the following parts are `step` apart. A few at a time, whose

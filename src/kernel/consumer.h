@@ -46,7 +46,6 @@ template <class Hw> HOPGEMM_DEVICE void consume(Hw& hw, const GemmParams<typenam
   constexpr KernelConfig kConfig = Hw::kKernelConfig;
   const int consumer = hw.consumer();
   const uint32_t peers = peer_mask(kConfig, hw.cta_rank());
-  const int split_steps = k_steps(p.k_tiles, p.split, split_index(kConfig, hw.cta_rank())).count;
   typename Hw::Accumulator acc;
   PipelineState<kConfig.num_stages> state;
   StagingState staging;
@@ -59,7 +58,7 @@ template <class Hw> HOPGEMM_DEVICE void consume(Hw& hw, const GemmParams<typenam
        tiles.next()) {
     const bool mine = is_cooperative(kConfig) || owner == consumer;
     owner ^= 1;
-    const int k_tiles = is_swapped(kConfig) ? split_steps : tiles.piece().k_count;
+    const int k_tiles = tiles.piece().k.count;
     if (!mine) {
       state.advance(k_tiles);
       continue;
@@ -90,7 +89,7 @@ template <class Hw> HOPGEMM_DEVICE void consume(Hw& hw, const GemmParams<typenam
     }
   }
   if constexpr (is_swapped(kConfig)) {
-    if (p.split > 1) hw.wait_peers(hw.sums_empty(), exchange_phase ^ 1);  // HAZARD: as in drain_ring()
+    if (p.grid.split > 1) hw.wait_peers(hw.sums_empty(), exchange_phase ^ 1);  // HAZARD: as in drain_ring()
   } else {
     HOPGEMM_UNROLL
     for (int piece = 0; piece < kPieces<kConfig, 64>; ++piece) store_rounded(hw, rounded, piece, p, staging);

@@ -24,14 +24,14 @@ template <class Hw> HOPGEMM_DEVICE void exchange(Hw& hw, const typename Hw::Accu
                                                  const GemmParams<typename Hw::TensorMap>& p,
                                                  uint32_t phase) {
   constexpr KernelConfig kConfig = Hw::kKernelConfig;
-  if (p.split == 1) return exchange_here(hw, acc, t, p);
+  if (p.grid.split == 1) return exchange_here(hw, acc, t, p);
   hw.wait_peers(hw.sums_empty(), phase ^ 1);  // pairs with arrive_split of the tile before; the first passes
   if (hw.consumer() == 0) hw.arrive_expect_tx(hw.sums_full(), sums_tx_bytes(kConfig));
-  hw.send_sums(acc, p.split);
+  hw.send_sums(acc, p.grid.split);
   hw.wait_peers(hw.sums_full(), phase);  // pairs with arrive_expect_tx and send_sums, here and in the peers
-  hw.reduce_sums(p.epilogue, t, p.split);
+  hw.reduce_sums(p.epilogue, t, p.grid.split);
   hw.consumer_sync();
-  hw.arrive_split(hw.sums_empty(), p.split);  // pairs with the wait above, here and in the peers
+  hw.arrive_split(hw.sums_empty(), p.grid.split);  // pairs with the wait above, here and in the peers
 }
 
 }  // namespace hopgemm

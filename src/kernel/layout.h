@@ -93,7 +93,7 @@ struct RowCol {
   int row, col;
 };
 HOPGEMM_HOST_DEVICE constexpr RowCol accumulator_at(int thread, int index) {
-  const int warp = thread / 32, lane = thread % 32;
+  const int warp = thread / kWarp, lane = thread % kWarp;
   return {warp * 16 + lane / 4 + (index / 2 % 2) * 8, index / 4 * 8 + lane % 4 * 2 + index % 2};
 }
 

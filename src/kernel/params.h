@@ -6,15 +6,6 @@
 
 namespace hopgemm {
 
-// The steps of K that one CTA of a split sums: first, first + step, ... `count` of them. Dealt like cards, so
-// that the CTAs of a cluster read neighbouring bytes of the same rows at about the same time.
-struct KSteps {
-  int first, count, step;
-};
-HOPGEMM_HOST_DEVICE constexpr KSteps k_steps(int k_tiles, int split, int index) {
-  return {index, (k_tiles - index + split - 1) / split, split};
-}
-
 // A tile element's address is data + row * row_stride + col * col_stride + batch terms, in elements of
 // `dtype`.
 struct EpilogueMatrix {
@@ -39,8 +30,6 @@ template <class TensorMap> struct GemmParams {
   TensorMap a, b, d;  // rank 4: {unit-stride dimension, the other, inner batch, outer batch}
   TensorMap sums;  // of the tail's parts: fp32, tile_n columns, part after part; unset without a tail
   TileGrid grid;
-  int k_tiles;
-  int split;  // CTAs of a cluster that share the K of a tile
   int a_batch_inner, a_batch_outer;  // 0: broadcast, the batch coordinate is multiplied by it; else 1
   int b_batch_inner, b_batch_outer;
   CachePolicy a_policy, b_policy, d_policy;

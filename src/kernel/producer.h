@@ -51,25 +51,12 @@ HOPGEMM_DEVICE Tile tile_to_load(Hw& hw, const GemmParams<typename Hw::TensorMap
 
 template <class Hw> HOPGEMM_DEVICE void produce(Hw& hw, const GemmParams<typename Hw::TensorMap>& p) {
   constexpr KernelConfig kConfig = Hw::kKernelConfig;
-  const KSteps share = k_steps(p.k_tiles, p.split, split_index(kConfig, hw.cta_rank()));
   PipelineState<kConfig.num_stages> state;
-  TileScheduler<kConfig> tiles(p.grid, hw.cluster(), hw.num_clusters(), hw.cta_rank());
-  for (; tiles.is_whole(); tiles.next()) {
+  for (TileScheduler<kConfig> tiles(p.grid, hw.cluster(), hw.num_clusters(), hw.cta_rank()); tiles.valid();
+       tiles.next()) {
     const Tile t = tile_to_load(hw, p, tiles);
-    // Asked for again at every step: what comes from the parameters needs no register, of which there are 24.
-    const auto steps = [&] { return is_swapped(kConfig) ? share : KSteps{0, p.k_tiles, 1}; };
-    for (int i = 0; i < steps().count; ++i) {
-      const int position = t.k_reversed ? steps().count - 1 - i : i;
-      load_step(hw, p, t, steps().first + position * steps().step, state);
-    }
-  }
-  if constexpr (!is_swapped(kConfig)) {
-    for (; tiles.valid(); tiles.next()) {
-      const Tile t = tile_to_load(hw, p, tiles);
-      HOPGEMM_NO_UNROLL
-      for (int k = t.k_first, left = t.k_count; left > 0; --left, k += p.grid.k_step)
-        load_step(hw, p, t, k, state);
-    }
+    HOPGEMM_NO_UNROLL
+    for (int k = t.k.first, left = t.k.count; left > 0; --left, k += t.k.step) load_step(hw, p, t, k, state);
   }
   hw.allow_next_launch();  // it may set itself up while the last tiles are multiplied
   if constexpr (cluster_size(kConfig) > 1) drain_ring(hw, state);

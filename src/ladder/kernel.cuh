@@ -20,22 +20,14 @@ namespace hopgemm::ladder {
 inline constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <= 3 * kLaunchRegisters);
 
-// The 1024-byte aligned start of dynamic shared memory.
-__device__ __forceinline__ uint32_t smem_base() {
-  extern __shared__ uint8_t shared[];
-  const uint32_t raw = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  return (raw + kAtomBytes - 1) / kAtomBytes * kAtomBytes;
-}
-
 // A CTA, from its first instruction to its last.
 template <class Roles, class Hw> __device__ __forceinline__ void run_roles(const GemmParams<CUtensorMap>& p) {
   constexpr KernelConfig kConfig = Hw::kKernelConfig;
   static_assert(smem_bytes(kConfig) <= kMaxSmemBytes);
   const uint32_t smem = smem_base();
-  // One value for the whole warp, and known to the compiler as such.
-  const int warpgroup = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
+  const int warpgroup = warp_index() / kWarpsPerGroup;
   Hw any(smem, -1);
-  enter(any, p.split);
+  enter(any, p.grid.split);
   // HAZARD: consumers first. With the producer's branch first ptxas serializes every wgmma (C7510).
   if (Roles::kProducer == 0 || warpgroup < Roles::kConsumers) {
     if constexpr (Roles::kReallocate) ptx::setmaxnreg_inc<kConsumerRegisters>();

@@ -57,7 +57,7 @@ template <class Hw, class Tiles> HOPGEMM_DEVICE void produce_tiles(Hw& hw, const
   PipelineState<kConfig.num_stages> state;
   for (; tiles.valid(); tiles.next()) {
     const Tile t = tiles.tile();
-    for (int k = 0; k < p.k_tiles; ++k) {
+    for (int k = 0; k < p.grid.k_tiles; ++k) {
       producer_acquire(hw, state, tx_bytes(kConfig));
       load_stage(hw, p, t, state.stage, k);
       state.advance();
@@ -124,7 +124,7 @@ HOPGEMM_DEVICE void consume_tiles(Hw& hw, const Params<Hw>& p, Tiles tiles, Stor
   const uint32_t peers = peer_mask(kConfig, hw.cta_rank());
   for (; tiles.valid(); tiles.next()) {
     const Tile t = own_part(hw, tiles.tile());
-    main_loop<0>(hw, acc, state, p.k_tiles, peers, [](int) {});
+    main_loop<0>(hw, acc, state, p.grid.k_tiles, peers, [](int) {});
     store(acc, t);
   }
   hw.store_drain();

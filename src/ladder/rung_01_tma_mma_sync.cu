@@ -89,10 +89,10 @@ template <DType kType> __global__ void __launch_bounds__(kWarpgroup, 2)
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int row = warp / 2 * kWarpTile, col = warp % 2 * kWarpTile;
   Sums sums = {};
-  for (int k = 0; k < p.k_tiles; ++k) {
+  for (int k = 0; k < p.grid.k_tiles; ++k) {
     if (threadIdx.x == 0) {
       ptx::mbarrier_arrive_expect_tx(full, tx_bytes(kConfig));
       ptx::tma_load(a, &p.a, full, k * kTileK, m, 0, 0, p.a_policy);

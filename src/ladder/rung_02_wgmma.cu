@@ -15,7 +15,7 @@ struct Rung02 {
     const Tile t = static_tiles(hw, p).tile();
     typename Hw::Accumulator acc;
     uint32_t phase = 0;
-    for (int k = 0; k < p.k_tiles; ++k) {
+    for (int k = 0; k < p.grid.k_tiles; ++k) {
       if (hw.is_leader()) {
         hw.arrive_expect_tx(hw.full(0), tx_bytes(Hw::kKernelConfig));
         load_stage(hw, p, t, 0, k);

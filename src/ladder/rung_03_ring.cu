@@ -14,14 +14,14 @@ template <int kDepth> struct Rung03 {
   template <class Hw> static HOPGEMM_DEVICE void consume(Hw& hw, const Params<Hw>& p) {
     const Tile t = static_tiles(hw, p).tile();
     auto load = [&](int stage, int k) {
-      if (k >= p.k_tiles || !hw.is_leader()) return;
+      if (k >= p.grid.k_tiles || !hw.is_leader()) return;
       hw.arrive_expect_tx(hw.full(stage), tx_bytes(Hw::kKernelConfig));
       load_stage(hw, p, t, stage, k);
     };
     for (int stage = 0; stage < kDepth; ++stage) load(stage, stage);
     typename Hw::Accumulator acc;
     PipelineState<kDepth> state;
-    for (int k = 0; k < p.k_tiles; ++k) {
+    for (int k = 0; k < p.grid.k_tiles; ++k) {
       consumer_wait(hw, state);
       hw.mma(acc, state.stage, /*accumulate=*/k > 0);
       hw.mma_commit();

@@ -16,7 +16,7 @@ struct Rung04 {
     auto tiles = static_tiles(hw, p);
     if (!tiles.valid()) return;
     auto load = [&](const Tile& t, int stage, int k) {
-      if (k >= p.k_tiles || !hw.is_leader()) return;
+      if (k >= p.grid.k_tiles || !hw.is_leader()) return;
       hw.arrive_expect_tx(hw.full(stage), tx_bytes(Hw::kKernelConfig));
       load_stage(hw, p, t, stage, k);
     };
@@ -25,7 +25,7 @@ struct Rung04 {
     Tile t = tiles.tile();
     for (int k = 0; k < kDepth; ++k) load(t, k, k);
     for (;;) {
-      for (int k = 0; k < p.k_tiles; ++k) {
+      for (int k = 0; k < p.grid.k_tiles; ++k) {
         consumer_wait(hw, state);
         hw.mma(acc, state.stage, /*accumulate=*/k > 0);
         hw.mma_commit();

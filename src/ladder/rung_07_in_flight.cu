@@ -21,7 +21,7 @@ struct Rung07 {
     const uint32_t peers = peer_mask(kConfig, hw.cta_rank());
     for (auto tiles = static_tiles(hw, p); tiles.valid(); tiles.next()) {
       auto previous = state;
-      for (int k = 0; k < p.k_tiles; ++k) {
+      for (int k = 0; k < p.grid.k_tiles; ++k) {
         consumer_wait(hw, state);
         hw.mma(acc, state.stage, /*accumulate=*/k > 0);
         hw.mma_commit();

@@ -87,7 +87,7 @@ template <DType kType> __global__ void __launch_bounds__(kThreads<Static>, 1)
   constexpr KernelConfig kConfig = config(kType);
   __shared__ Mailbox box;
   const uint32_t smem = smem_base();
-  const int warpgroup = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
+  const int warpgroup = warp_index() / kWarpsPerGroup;
   if (threadIdx.x == 0) {
     for (int i = 0; i < kSlots; ++i) {
       ptx::mbarrier_init(address(box.full[i]), 1);
@@ -95,7 +95,7 @@ template <DType kType> __global__ void __launch_bounds__(kThreads<Static>, 1)
     }
   }
   PtxHw<kConfig> any(smem, -1);
-  enter(any, p.split);
+  enter(any, p.grid.split);
   if (warpgroup < kNumConsumers) {
     ptx::setmaxnreg_inc<kConsumerRegisters>();
     PtxHw<kConfig> hw(smem, warpgroup);

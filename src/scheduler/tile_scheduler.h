@@ -25,6 +25,7 @@ struct TileGrid {
   int whole;  // tiles before the tail
   int ranges, range_steps;  // of the tail, and their length at most
   int k_step;  // from one step of a range to its next: the ranges of a tile, or 1 where they lie end to end
+  int split;  // CTAs of a cluster that share the K of a tile
 };
 
 struct Block {  // one cluster tile
@@ -32,10 +33,22 @@ struct Block {  // one cluster tile
   bool k_reversed;
 };
 
+// Steps of K: first, first + step, ... `count` of them.
+struct KSteps {
+  int first, count, step;
+};
+// One of several shares of all steps, dealt like cards, so that those who have the others read neighbouring
+// bytes of the same rows at about the same time.
+HOPGEMM_HOST_DEVICE constexpr KSteps dealt_steps(int k_tiles, int shares, int share) {
+  return {share, (k_tiles - share + shares - 1) / shares, shares};
+}
+HOPGEMM_HOST_DEVICE constexpr KSteps reversed(const KSteps& k) {
+  return {k.first + (k.count - 1) * k.step, k.count, -k.step};
+}
+
 struct Tile {  // one CTA's tile: first row and column, in elements; may lie wholly out of range
   int m, n, batch_inner, batch_outer;
-  bool k_reversed;
-  int k_first, k_count;  // the steps of K that are summed
+  KSteps k;  // that are summed, in this order
   bool is_part;
 };
 
@@ -54,8 +67,8 @@ HOPGEMM_HOST_DEVICE constexpr TileGrid make_tile_grid(const Config& config, int6
     range_steps = ceil_div(int64_t{s.tail} * k_tiles, s.ranges);
     ranges = k_step > 1 ? s.ranges : ceil_div(s.tail * k_tiles, range_steps);
   }
-  return {m_blocks,  n_blocks, batch_inner,     batch_outer, blocks,      group, s.k_period,
-          s.along_m, k_tiles,  blocks - s.tail, ranges,      range_steps, k_step};
+  return {m_blocks,  n_blocks, batch_inner,     batch_outer, blocks,      group,  s.k_period,
+          s.along_m, k_tiles,  blocks - s.tail, ranges,      range_steps, k_step, s.split};
 }
 HOPGEMM_HOST_DEVICE constexpr int num_items(const TileGrid& g) { return g.whole + g.ranges; }
 
@@ -84,7 +97,8 @@ HOPGEMM_HOST_DEVICE constexpr Block block_at(const TileGrid& g, int index) {
 
 // A block, or a part of one: that which a range of the tail has of it.
 struct Piece {
-  int block, k_first, k_count;
+  int block;
+  KSteps k;
   int part;  // its number in the order of the tail; -1: the block is whole
 };
 
@@ -96,11 +110,11 @@ HOPGEMM_HOST_DEVICE constexpr int end_of_walk(const TileGrid& g) {
   return g.whole + (g.k_step > 1 ? g.ranges * g.range_steps : (g.num_blocks - g.whole) * g.k_tiles);
 }
 HOPGEMM_HOST_DEVICE constexpr Piece piece_at(const TileGrid& g, int place) {
-  if (place < g.whole) return {place, 0, g.k_tiles, -1};
+  if (place < g.whole) return {place, {0, g.k_tiles, 1}, -1};
   const int step = place - g.whole, range = step / g.range_steps;
   if (g.k_step > 1) {
     const int block = range / g.k_step, share = range % g.k_step;
-    return {g.whole + block, share, (g.k_tiles - share + g.k_step - 1) / g.k_step, range};
+    return {g.whole + block, dealt_steps(g.k_tiles, g.k_step, share), range};
   }
   const int block = step / g.k_tiles;
   const int left_of_range = (range + 1) * g.range_steps - step,
@@ -110,7 +124,7 @@ HOPGEMM_HOST_DEVICE constexpr Piece piece_at(const TileGrid& g, int place) {
                     : left_of_range < left        ? left_of_range
                                                   : left;
   // Every step into the next block or range is one part further.
-  return {g.whole + block, step - block * g.k_tiles, count, range + block};
+  return {g.whole + block, {step - block * g.k_tiles, count, 1}, range + block};
 }
 
 // First row of a CTA's part in the matrix of sums, which is tile_n columns wide.
@@ -134,38 +148,41 @@ template <KernelConfig kConfig> class TileScheduler {
       : grid_(grid),
         place_(place_of_item(grid, cluster)),
         num_clusters_(num_clusters),
-        cta_rank_(cta_rank) {}
+        cta_rank_(cta_rank),
+        share_(dealt_steps(grid.k_tiles, grid.split, cta_rank / cluster_size(kConfig))) {}
   HOPGEMM_DEVICE bool valid() const { return place_ < end_of_walk(grid_); }
-  HOPGEMM_DEVICE bool is_whole() const { return place_ < grid_.whole; }
   HOPGEMM_DEVICE void next() {
-    if (is_whole()) {
+    if (is_swapped(kConfig) || place_ < grid_.whole) {
       place_ = place_of_item(grid_, place_ + num_clusters_);
     } else {
-      const int step = place_ - grid_.whole, next = step + piece().k_count;
+      const int step = place_ - grid_.whole, next = step + piece().k.count;
       const bool is_done = grid_.k_step > 1 || next % grid_.range_steps == 0;
       const int range = step / grid_.range_steps + num_clusters_;
       place_ = grid_.whole + (is_done ? range * grid_.range_steps : next);
     }
   }
-  HOPGEMM_DEVICE Piece piece() const { return piece_at(grid_, place_); }
+  HOPGEMM_DEVICE Piece piece() const {
+    if constexpr (is_swapped(kConfig)) return {place_, share_, -1};  // these have no tail
+    else return piece_at(grid_, place_);
+  }
   // Where the operands lie.
   HOPGEMM_DEVICE Tile tile() const {
     const Piece p = piece();
     const Block b = block_at(grid_, p.block);
     const Origin o = origin_of(kConfig, b, cta_rank_);
-    return {o.m, o.n, b.batch_inner, b.batch_outer, b.k_reversed, p.k_first, p.k_count, p.part >= 0};
+    return {o.m, o.n, b.batch_inner, b.batch_outer, b.k_reversed ? reversed(p.k) : p.k, p.part >= 0};
   }
   // Where the sums go: into the result, or to their place in the matrix of sums.
   HOPGEMM_DEVICE Tile output() const {
     const Piece p = piece();
     if (p.part < 0) return tile();
-    return {
-        static_cast<int>(part_row(kConfig, p.part, cta_rank_)), 0, 0, 0, false, p.k_first, p.k_count, true};
+    return {static_cast<int>(part_row(kConfig, p.part, cta_rank_)), 0, 0, 0, p.k, true};
   }
 
  private:
   const TileGrid& grid_;
   int place_, num_clusters_, cta_rank_;
+  KSteps share_;  // of a CTA of a split
 };
 
 }  // namespace hopgemm

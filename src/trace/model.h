@@ -35,7 +35,6 @@ struct Costs {
 struct ModelLaunch {
   KernelConfig config;
   TileGrid grid;
-  int k_tiles;
   int num_ctas;
   Costs costs;
 };

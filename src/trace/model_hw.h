@@ -58,8 +58,6 @@ template <KernelConfig kConfig> int64_t run_model(const ModelLaunch& launch, Tra
   GemmParams<typename Hw::TensorMap> params;
   std::memset(&params, 0, sizeof params);
   params.grid = launch.grid;
-  params.k_tiles = launch.k_tiles;
-  params.split = 1;
   params.epilogue.d.dtype = kConfig.dtype;
   params.epilogue.tma_columns = INT32_MAX;
   Model model(launch, trace);
@@ -70,7 +68,7 @@ template <KernelConfig kConfig> int64_t run_model(const ModelLaunch& launch, Tra
           std::make_unique<Hw>(ModelRecorder(model, trace[cta * kNumRoles + role]), model, cta, consumer);
       Hw& h = *hw;
       model.add(std::move(hw), [&h, &params] {
-        enter(h, params.split);
+        enter(h, params.grid.split);
         if (h.consumer() >= 0) consume(h, params);
         else produce(h, params);
       });

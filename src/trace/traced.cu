@@ -20,9 +20,8 @@
 namespace hopgemm::trace {
 namespace {
 
-constexpr int kProducerThread =
-    kNumConsumers * kWarpgroup;  // the watcher and the timekeeper: a warp later each
-constexpr int kWatcherThread = kProducerThread + 32, kTimekeeperThread = kProducerThread + 64;
+constexpr int kProducerWarp = kNumConsumers * kWarpsPerGroup;  // one thread of each
+constexpr int kWatcherWarp = kProducerWarp + 1, kTimekeeperWarp = kProducerWarp + 2;
 
 struct Buffers {
   Record* records;
@@ -52,18 +51,22 @@ __device__ __forceinline__ void note_for(int role, Op op, int where, uint32_t en
       make_uint4(state.begin[role], end, static_cast<uint32_t>(op), static_cast<uint32_t>(where));
 }
 
-// The first thread of each warpgroup writes for its role. All state is in shared memory: a consumer has no
-// register to spare.
+// The first thread of a consumer writes for its role, and the producer's only one. All state is in shared
+// memory: a consumer has no register to spare.
 struct ClockRecorder {
+  static __device__ __forceinline__ bool writes(uint32_t thread) {
+    return thread % kWarpgroup == 0 || thread / kWarpgroup == kProducerRole;
+  }
   __device__ __forceinline__ void begin() const {
     const uint32_t now = ptx::clock(), thread = ptx::tid_x();
-    if (thread % kWarpgroup == 0) cta_state().begin[thread / kWarpgroup] = now;
+    if (writes(thread)) cta_state().begin[thread / kWarpgroup] = now;
   }
   __device__ __forceinline__ void end(Op op, int where) const {
     const uint32_t now = ptx::clock(), thread = ptx::tid_x();
-    if (thread % kWarpgroup == 0) note_for(thread / kWarpgroup, op, where, now);
+    if (writes(thread)) note_for(thread / kWarpgroup, op, where, now);
   }
 };
+static_assert(kProducerRole == kNumConsumers);
 
 __device__ __forceinline__ bool cta_ended() { return cta_state().ended[0] && cta_state().ended[1]; }
 
@@ -89,7 +92,7 @@ __device__ __forceinline__ void watch(const PtxHw<kConfig>& hw, const GemmParams
   PipelineState<kConfig.num_stages> state;
   for (TileScheduler<kConfig> tiles(p.grid, hw.cluster(), hw.num_clusters(), hw.cta_rank()); tiles.valid();
        tiles.next()) {
-    for (int i = 0; i < p.k_tiles; ++i) {
+    for (int left = tiles.piece().k.count; left > 0; --left) {
       while (!ptx::mbarrier_test_wait_parity(hw.full(state.stage), state.phase))
         if (cta_ended()) return;
       cta_state().begin[kWatcherRole] = ptx::clock();
@@ -108,15 +111,12 @@ template <KernelConfig kConfig>
 __device__ __forceinline__ void traced_kernel(const GemmParams<CUtensorMap>& params) {
   using Traced = TracedHw<PtxHw<kConfig>, ClockRecorder>;
   static_assert(Hardware<Traced>);
-  extern __shared__ uint8_t shared[];
-  const uint32_t raw = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  const uint32_t smem = (raw + kAtomBytes - 1) / kAtomBytes * kAtomBytes;
-  const int warpgroup = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
+  const int warp = warp_index(), warpgroup = warp / kWarpsPerGroup;
   const int thread = static_cast<int>(threadIdx.x);
-  Traced hw(ClockRecorder(), smem, warpgroup < kNumConsumers ? warpgroup : -1);
+  Traced hw(ClockRecorder(), smem_base(), warpgroup < kNumConsumers ? warpgroup : -1);
   if (thread < kNumRoles) cta_state().counts[thread] = 0;
   if (thread < kNumConsumers) cta_state().ended[thread] = 0;
-  enter(hw, params.split);
+  enter(hw, params.grid.split);
   hw.wait_for_launches();  // every thread: the launch before may still write to the buffers
   if (warpgroup < kNumConsumers) {
     ptx::setmaxnreg_inc<consumer_registers(kConfig)>();
@@ -127,13 +127,14 @@ __device__ __forceinline__ void traced_kernel(const GemmParams<CUtensorMap>& par
     }
   } else {
     ptx::setmaxnreg_dec<producer_registers(kConfig)>();
-    if (thread == kProducerThread) {
+    if (!ptx::elect_one()) return;
+    if (warp == kProducerWarp) {
       produce(hw, params);
       save_count(kProducerRole);
-    } else if (thread == kWatcherThread) {
+    } else if (warp == kWatcherWarp) {
       watch<kConfig>(hw, params);
       save_count(kWatcherRole);
-    } else if (thread == kTimekeeperThread) {
+    } else if (warp == kTimekeeperWarp) {
       keep_time();
     }
   }

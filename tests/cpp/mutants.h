@@ -107,7 +107,7 @@ template <class Hw, Mutant kMutant> class MutantHw : public Hw {
     ++k_steps_;
     if (is(Mutant::kTxTooMany)) bytes += 16;
     if (is(Mutant::kTxTooFew)) bytes -= 16;
-    const int k_tiles = this->launch().params.k_tiles, tail = this->launch().params.a.size[0] % kTileK;
+    const int k_tiles = this->launch().params.grid.k_tiles, tail = this->launch().params.a.size[0] % kTileK;
     if (is(Mutant::kTxTailClipped) && k_steps_ % k_tiles == 0 && tail != 0)
       bytes -= (kTileK - tail) * kConfig.tile_m * 2;
     for (int warp = 0; warp < (is(Mutant::kTxOncePerWarp) ? 4 : 1); ++warp)
@@ -195,7 +195,7 @@ template <class Hw, Mutant kMutant> class MutantHw : public Hw {
   uint32_t consumer_parity(uint32_t parity) {
     if (is(Mutant::kPhaseNotFlipped)) return 0;
     if (!is(Mutant::kPhaseResetPerTile)) return parity;
-    const int step = waits_++ % this->launch().params.k_tiles;
+    const int step = waits_++ % this->launch().params.grid.k_tiles;
     return static_cast<uint32_t>(step / kConfig.num_stages) & 1;
   }
   void wait_turn(uint32_t barrier, uint32_t parity) {
@@ -212,9 +212,8 @@ template <class Hw, Mutant kMutant> class MutantHw : public Hw {
   int all_k_steps() {
     const auto& p = this->launch().params;
     int steps = 0;
-    for (TileScheduler<kConfig> tiles(p.grid, cluster(), num_clusters(), 0); tiles.valid(); tiles.next())
-      steps += is_swapped(kConfig) ? k_steps(p.k_tiles, p.split, split_index(kConfig, this->cta_rank())).count
-                                   : tiles.piece().k_count;
+    TileScheduler<kConfig> tiles(p.grid, cluster(), num_clusters(), this->cta_rank());
+    for (; tiles.valid(); tiles.next()) steps += tiles.piece().k.count;
     return steps;
   }
 

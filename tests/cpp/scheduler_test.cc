@@ -35,10 +35,11 @@ template <int kClusterM, int kClusterN> struct Walk {
                        t.batch_outer < grid.batch_outer))
               return;
             ++visits[((t.batch_outer * grid.batch_inner + t.batch_inner) * rows + m) * cols + n];
-            const auto [seen, is_new] =
-                direction.insert({{m, n, t.batch_inner, t.batch_outer}, t.k_reversed});
-            CHECK(is_new || seen->second == t.k_reversed);
-            CHECK(grid.k_period > 0 || !t.k_reversed);
+            const bool is_reversed = t.k.step < 0;
+            CHECK(t.k.first == (is_reversed ? grid.k_tiles - 1 : 0) && t.k.count == grid.k_tiles);
+            const auto [seen, is_new] = direction.insert({{m, n, t.batch_inner, t.batch_outer}, is_reversed});
+            CHECK(is_new || seen->second == is_reversed);
+            CHECK(grid.k_period > 0 || !is_reversed);
           }
         }
       }
@@ -59,7 +60,7 @@ template <int kClusterM, int kClusterN> struct Walk {
             // One element past the last full tile, so that rounding up is needed.
             const int64_t m = int64_t{64} * kClusterM * m_blocks - 63,
                           n = int64_t{128} * kClusterN * n_blocks - 127;
-            const TileGrid grid = make_tile_grid({kConfig, s}, m, n, 64, inner, outer);
+            const TileGrid grid = make_tile_grid({kConfig, s}, m, n, 3 * 64, inner, outer);
             CHECK(grid.m_blocks == m_blocks && grid.n_blocks == n_blocks &&
                   grid.num_blocks == m_blocks * n_blocks * inner * outer);
             check_grid(grid);
@@ -85,9 +86,8 @@ void check_tails() {
           for (int cluster = 0; cluster < pool; ++cluster)
             for (TileScheduler<kConfig> tiles(grid, cluster, pool, 0); tiles.valid(); tiles.next()) {
               const Piece p = tiles.piece();
-              CHECK(p.k_count > 0 && (p.part >= 0) == (p.block >= grid.whole));
-              const int step = p.part < 0 ? 1 : grid.k_step;
-              for (int i = 0; i < p.k_count; ++i) ++visits[p.block * k_tiles + p.k_first + i * step];
+              CHECK(p.k.count > 0 && (p.part >= 0) == (p.block >= grid.whole));
+              for (int i = 0; i < p.k.count; ++i) ++visits[p.block * k_tiles + p.k.first + i * p.k.step];
               if (p.part >= 0) CHECK(parts.insert({p.part, p}).second);
             }
           CHECK(static_cast<int>(visits.size()) == grid.num_blocks * k_tiles);
@@ -97,8 +97,8 @@ void check_tails() {
             const Parts sums = parts_of(grid, i);
             int steps = 0;
             for (int part = sums.first; part < sums.first + sums.count; ++part) {
-              CHECK(parts[part].block == grid.whole + i && (grid.k_step > 1 || parts[part].k_first == steps));
-              steps += parts[part].k_count;
+              CHECK(parts[part].block == grid.whole + i && (grid.k_step > 1 || parts[part].k.first == steps));
+              steps += parts[part].k.count;
             }
             CHECK(steps == k_tiles &&
                   first_of_group(sums.count, add_groups(grid), add_groups(grid)) == sums.count);
@@ -110,11 +110,11 @@ void check_tails() {
 // A strip is `group` wide, its neighbour runs back, and K turns every k_period steps: the order itself, once
 // by hand.
 void check_order() {
-  const TileGrid grid{3, 3, 1, 1, 9, 2, 0, true, 1, 9, 0, 0, 1};
+  const TileGrid grid{3, 3, 1, 1, 9, 2, 0, true, 1, 9, 0, 0, 1, 1};
   constexpr int kExpected[][2] = {{0, 0}, {0, 1}, {1, 0}, {1, 1}, {2, 0}, {2, 1}, {2, 2}, {1, 2}, {0, 2}};
   for (int i = 0; i < 9; ++i)
     CHECK(block_at(grid, i).m == kExpected[i][0] && block_at(grid, i).n == kExpected[i][1]);
-  const TileGrid turning{4, 2, 1, 1, 8, 2, 2, true, 1, 8, 0, 0, 1};
+  const TileGrid turning{4, 2, 1, 1, 8, 2, 2, true, 1, 8, 0, 0, 1, 1};
   for (int i = 0; i < 8; ++i) CHECK(block_at(turning, i).k_reversed == (i >= 4));
 }
 

@@ -54,7 +54,7 @@ template <class Hw, class Body> emulated::Result emulate_roles(const emulated::L
       machine.add(std::move(role),
                   kStackBytes + sizeof(typename Hw::Accumulator) + sizeof(typename Hw::Rounded),
                   [&hw, &launch, body] {
-                    enter(hw, launch.params.split);
+                    enter(hw, launch.params.grid.split);
                     body(hw);
                   });
     }

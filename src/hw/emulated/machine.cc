@@ -38,7 +38,7 @@ Machine::Machine(const Launch& launch)
       config_(launch.config),
       agents_per_cta_(kLoadAgent + operand_bytes(config_) / load_bytes(config_)),
       random_(launch.seed) {
-  const int size = cluster_size(config_, launch.params.split),
+  const int size = cluster_size(config_, launch.params.grid.split),
             bytes = barrier_offset(config_, num_barriers(config_));
   for (int i = 0; i < launch.num_ctas; ++i) {
     Cta cta;
@@ -216,21 +216,21 @@ std::string Machine::describe(const Role& role) const {
                                           : "consumer 0");
   const Params& p = launch_.params;
   const bool in_turn = role.consumer_ >= 0 && !is_cooperative(config_);
-  const int own_share = k_steps(p.k_tiles, p.split, split_index(config_, role.cta_.rank)).count;
+  const KSteps share = dealt_steps(p.grid.k_tiles, p.grid.split, split_index(config_, role.cta_.rank));
   int left = role.k_steps_, turn = 0;
   // Any config: the order of the walk does not depend on it.
   TileScheduler<KernelConfig{}> tiles(p.grid, role.Role::cluster(), role.Role::num_clusters(), 0);
   for (; tiles.valid(); tiles.next(), turn ^= 1) {
     const Piece piece = tiles.piece();
-    const int steps = is_swapped(config_) ? own_share : piece.k_count;
+    const KSteps k = is_swapped(config_) ? share : piece.k;
     if (in_turn && turn != role.consumer_) continue;
-    if (left < steps) {
+    if (left < k.count) {
       const Block b = block_at(p.grid, piece.block);
       return s + text(" [tile m %d n %d batch %d %d, k step %d]", b.m * config_.cluster_m * config_.tile_m,
                       b.n * config_.cluster_n * config_.tile_n, b.batch_inner, b.batch_outer,
-                      piece.k_first + left * (piece.part < 0 ? 1 : p.grid.k_step));
+                      k.first + left * k.step);
     }
-    left -= steps;
+    left -= k.count;
   }
   return s;
 }

@@ -14,7 +14,7 @@ Role::Role(Machine& machine, int cta, int consumer)
 
 const KernelConfig& Role::config() const { return machine_.config_; }
 const Launch& Role::launch() const { return machine_.launch_; }
-int Role::cluster_ctas() const { return cluster_size(config(), launch().params.split); }
+int Role::cluster_ctas() const { return cluster_size(config(), launch().params.grid.split); }
 int Role::cluster() const { return cta_.index / cluster_ctas(); }
 int Role::num_clusters() const { return launch().num_ctas / cluster_ctas(); }
 int Role::cta_rank() const { return cta_.rank; }

@@ -13,6 +13,19 @@
 
 namespace hopgemm {
 
+// One value for the whole warp, and known to the compiler as such. Without the shuffle it works the value out
+// anew wherever it is used, before every single copy.
+template <class T> __device__ __forceinline__ T same_in_warp(T x) { return __shfl_sync(0xffffffff, x, 0); }
+
+__device__ __forceinline__ int warp_index() { return same_in_warp(static_cast<int>(threadIdx.x) / kWarp); }
+
+// The 1024-byte aligned start of dynamic shared memory.
+__device__ __forceinline__ uint32_t smem_base() {
+  extern __shared__ uint8_t shared[];
+  const uint32_t raw = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  return same_in_warp((raw + kAtomBytes - 1) / kAtomBytes * kAtomBytes);
+}
+
 template <KernelConfig kConfig> class PtxHw {
  public:
   static constexpr KernelConfig kKernelConfig = kConfig;
@@ -24,10 +37,11 @@ template <KernelConfig kConfig> class PtxHw {
     uint32_t v[mma_rows(kConfig)][kConfig.tile_n / 4];
   };
 
-  // `smem`: the 1024-byte aligned base. `consumer`: -1 in the producer.
+  // By whole warps. `smem`: smem_base(). `consumer`: -1 in the producer.
   __device__ __forceinline__ PtxHw(uint32_t smem, int consumer)
       : smem_(smem),
         consumer_(consumer),
+        rank_(may_have_peers(kConfig) ? same_in_warp(ptx::cluster_ctarank()) : 0),
         thread_(threadIdx.x % kWarpgroup) {}
 
   // A swapped kernel learns of its split at launch; for the others these are constants, which cost no
@@ -38,9 +52,7 @@ template <KernelConfig kConfig> class PtxHw {
   __device__ __forceinline__ int num_clusters() const {
     return is_swapped(kConfig) ? ptx::nclusterid() : gridDim.x / cluster_size(kConfig);
   }
-  __device__ __forceinline__ int cta_rank() const {
-    return may_have_peers(kConfig) ? ptx::cluster_ctarank() : 0;
-  }
+  __device__ __forceinline__ int cta_rank() const { return rank_; }
   __device__ __forceinline__ int consumer() const { return consumer_; }
 
   __device__ __forceinline__ bool is_leader() const { return threadIdx.x == 0; }
@@ -142,14 +154,14 @@ template <KernelConfig kConfig> class PtxHw {
     const uint32_t* r = &rounded.v[row][column / 4];
 #pragma unroll
     for (int pair = 0; pair < kColumns / 16; ++pair) {
-      ptx::stmatrix_x4(base + stmatrix_offset(thread_ / 32, thread_ % 32, pair), r[4 * pair], r[4 * pair + 1],
-                       r[4 * pair + 2], r[4 * pair + 3]);
+      ptx::stmatrix_x4(base + stmatrix_offset(thread_ / kWarp, thread_ % kWarp, pair), r[4 * pair],
+                       r[4 * pair + 1], r[4 * pair + 2], r[4 * pair + 3]);
     }
   }
   template <int kColumns>
   __device__ __forceinline__ void stage(const Accumulator& acc, int row, int column, int slot) {
     const uint32_t base = smem_ + staging_offset(kConfig, consumer_, slot);
-    const int warp = thread_ / 32, lane = thread_ % 32;
+    const int warp = thread_ / kWarp, lane = thread_ % kWarp;
     const float* v = &acc.v[row][column / 2];
     const bool exchange = fp32_group(lane, 0) != 0;
 #pragma unroll
@@ -176,7 +188,7 @@ template <KernelConfig kConfig> class PtxHw {
   template <int kColumns> __device__ __forceinline__ void store_direct(const EpilogueParams& e, int slot,
                                                                        int m, int n, const Tile& t) {
     using Element = std::conditional_t<kColumns == 64, uint16_t, uint32_t>;
-    const int lane = thread_ % 32, first = thread_ / 32 * 16;
+    const int lane = thread_ % kWarp, first = thread_ / kWarp * 16;
     const uint32_t staging = smem_ + staging_offset(kConfig, consumer_, slot);
     Element* d = static_cast<Element*>(const_cast<void*>(e.d.data)) + t.batch_inner * e.d.batch_inner_stride +
                  t.batch_outer * e.d.batch_outer_stride + (m + first) * e.d.row_stride + n + lane;
@@ -254,9 +266,9 @@ template <KernelConfig kConfig> class PtxHw {
 
  private:
   // This warp's band of the tile, and where this thread's first element of a band lies in a slot.
-  __device__ __forceinline__ int band() const { return (consumer_ * kWarpgroup + thread_) / 32; }
+  __device__ __forceinline__ int band() const { return (consumer_ * kWarpgroup + thread_) / kWarp; }
   __device__ __forceinline__ uint32_t own_place(int slot) const {
-    const int lane = thread_ % 32;
+    const int lane = thread_ % kWarp;
     return smem_ + exchange_offset(kConfig, slot) + exchange_byte(lane / 4, lane % 4 * 2);
   }
   // put(byte, sum) for this thread's elements of its band; `byte`: from own_place() on.
@@ -390,7 +402,7 @@ template <KernelConfig kConfig> class PtxHw {
   }
 
   uint32_t smem_;
-  int consumer_, thread_;
+  int consumer_, rank_, thread_;
 };
 
 }  // namespace hopgemm
