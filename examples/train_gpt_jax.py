@@ -1,4 +1,4 @@
-"""GPT-2 small trained in JAX, three times: as it is, with sums in another order, and on hopgemm.
+"""GPT-2 small trained in JAX: as it is, with its sums in two other orders, and on hopgemm.
 
     python examples/train_gpt_jax.py --json jax.json          about 3 minutes on an H200
     python examples/train_gpt_jax.py --small --steps 20       a tiny model, on the CPU too
@@ -23,7 +23,7 @@ import gpt_training
 import jax
 import jax.numpy as jnp
 import numpy as np
-from gpt_training import FRAMEWORK, HOPGEMM, REVERSED, Size
+from gpt_training import BACKWARDS, FRAMEWORK, FROM_THE_MIDDLE, HOPGEMM, Size
 from jax import lax
 
 import hopgemm.jax
@@ -33,15 +33,25 @@ DotGeneral = Callable[..., jax.Array]
 ON_GPU = jax.default_backend() == "gpu"
 
 
-def reversed_dot_general(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> jax.Array:
-    """lax.dot_general that walks K backwards: XLA's own product, with its sums in another order."""
-    (left, right), _ = numbers
-    return lax.dot_general(lax.rev(lhs, left), lax.rev(rhs, right), numbers)
+def backwards(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> jax.Array:
+    """XLA's own products, each sum backwards: that of this one, and of its derivatives. No batches."""
+    return jnp.flip(lax.dot_general(jnp.flip(lhs), jnp.flip(rhs), numbers))
+
+
+def from_the_middle(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> jax.Array:
+    """As backwards(), but each sum begins in the middle and goes round."""
+    return half_round(lax.dot_general(half_round(lhs), half_round(rhs), numbers), -1)
+
+
+def half_round(x: jax.Array, direction: int = 1) -> jax.Array:
+    """Every dimension rolled by half of its length; direction -1 rolls it back."""
+    return jnp.roll(x, [direction * (length // 2) for length in x.shape], range(x.ndim))
 
 
 PRODUCTS: dict[str, DotGeneral] = {
     FRAMEWORK: lax.dot_general,
-    REVERSED: reversed_dot_general,
+    BACKWARDS: backwards,
+    FROM_THE_MIDDLE: from_the_middle,
     HOPGEMM: hopgemm.jax.dot_general,
 }
 

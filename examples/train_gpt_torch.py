@@ -1,4 +1,4 @@
-"""GPT-2 small trained in PyTorch, three times: as it is, with sums in another order, and on hopgemm.
+"""GPT-2 small trained in PyTorch: as it is, with its sums in two other orders, and on hopgemm.
 
     python examples/train_gpt_torch.py --json torch.json          about 2 minutes on an H200
     python examples/train_gpt_torch.py --small --steps 20         a tiny model, on the CPU too
@@ -10,12 +10,13 @@ Prints step times, losses and the share of matrix-product FLOPs that ran in hopg
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import gpt_training
 import torch
 import torch.nn.functional as F
-from gpt_training import FRAMEWORK, HOPGEMM, REVERSED, Size
+from gpt_training import BACKWARDS, FRAMEWORK, FROM_THE_MIDDLE, HOPGEMM, Size
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -70,22 +71,52 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-class ReversedLinear(nn.Linear):
-    """nn.Linear that walks K backwards: torch's own product, with its sums in another order."""
+class Backwards(nn.Linear):
+    """torch's own products, each sum backwards: of a forward product over the inputs, of its derivatives
+    over the outputs and over the tokens."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (..., in_features) -> (..., out_features)."""
-        return F.linear(x.flip(-1), self.weight.flip(-1), self.bias)
+        bias = None if self.bias is None else self.bias.flip(0)
+        return all_flipped(F.linear(all_flipped(x), all_flipped(self.weight), bias))
 
 
-def reverse_sums(model: nn.Module) -> None:
-    """Makes every nn.Linear a ReversedLinear, in place."""
-    for module in model.modules():
-        if type(module) is nn.Linear:
-            module.__class__ = ReversedLinear
+class FromTheMiddle(nn.Linear):
+    """As Backwards, but each sum begins in the middle and goes round."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x (..., in_features) -> (..., out_features)."""
+        bias = None if self.bias is None else half_round(self.bias)
+        return half_round(F.linear(half_round(x), half_round(self.weight), bias), -1)
 
 
-CHANGES = {FRAMEWORK: lambda model: None, REVERSED: reverse_sums, HOPGEMM: hopgemm.torch.override_model}
+def all_flipped(x: torch.Tensor) -> torch.Tensor:
+    """Every dimension backwards."""
+    return x.flip(*range(x.dim()))
+
+
+def half_round(x: torch.Tensor, direction: int = 1) -> torch.Tensor:
+    """Every dimension rolled by half of its length; direction -1 rolls it back."""
+    return x.roll([direction * (length // 2) for length in x.shape], list(range(x.dim())))
+
+
+def to_linear(kind: type[nn.Linear]) -> Callable[[nn.Module], None]:
+    """Makes every nn.Linear of a model a `kind`, in place."""
+
+    def change(model: nn.Module) -> None:
+        for module in model.modules():
+            if type(module) is nn.Linear:
+                module.__class__ = kind
+
+    return change
+
+
+CHANGES: dict[str, Callable[[nn.Module], Any]] = {
+    FRAMEWORK: to_linear(nn.Linear),
+    BACKWARDS: to_linear(Backwards),
+    FROM_THE_MIDDLE: to_linear(FromTheMiddle),
+    HOPGEMM: hopgemm.torch.override_model,
+}
 
 
 class Run:
