@@ -29,7 +29,10 @@ HOPGEMM_HOST_DEVICE constexpr uint32_t a_multicast_mask(const KernelConfig& c, i
 HOPGEMM_HOST_DEVICE constexpr uint32_t b_multicast_mask(const KernelConfig& c, int rank) {
   return ((1u << c.cluster_m) - 1) << (rank / c.cluster_m * c.cluster_m);
 }
+// All that share either; where the cluster is one row or column, all of it, whatever the rank.
 HOPGEMM_HOST_DEVICE constexpr uint32_t peer_mask(const KernelConfig& c, int rank) {
+  if (c.cluster_m == 1 || c.cluster_n == 1)
+    return ((1u << cluster_size(c)) - 1) << split_index(c, rank) * cluster_size(c);
   return a_multicast_mask(c, rank) | b_multicast_mask(c, rank);
 }
 

@@ -103,18 +103,21 @@ template <KernelConfig kConfig> class PtxHw {
 
   __device__ __forceinline__ void mma(Accumulator& acc, int stage, bool accumulate) {
     const int first_row = is_cooperative(kConfig) ? consumer_ * consumer_m(kConfig) : 0;
-    const uint64_t a = ptx::smem_descriptor(
-        smem_ + a_offset(kConfig, stage) + mma_offset(kConfig.a_major, first_row, 0), kConfig.a_major);
-    const uint64_t b = ptx::smem_descriptor(smem_ + b_offset(kConfig, stage), kConfig.b_major);
+    const uint64_t a = ptx::advanced(
+        ptx::smem_descriptor(smem_ + mma_offset(kConfig.a_major, first_row, 0), kConfig.a_major),
+        stage * ptx::descriptor_units(a_stage_bytes(kConfig)));
+    const uint64_t b = ptx::advanced(ptx::smem_descriptor(smem_ + b_offset(kConfig, 0), kConfig.b_major),
+                                     stage * ptx::descriptor_units(b_stage_bytes(kConfig)));
     fence_accumulator(acc);
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kTileK / kMmaK; ++step) {
 #pragma unroll
       for (int row = 0; row < mma_rows(kConfig); ++row) {
-        mma_columns<0, first_mma_n(kConfig.tile_n)>(acc.v[row],
-                                                    a + (mma_offset(kConfig.a_major, row * kMmaM, step) >> 4),
-                                                    b, step, accumulate || step > 0);
+        mma_columns<0, first_mma_n(kConfig.tile_n)>(
+            acc.v[row],
+            ptx::advanced(a, ptx::descriptor_units(mma_offset(kConfig.a_major, row * kMmaM, step))), b, step,
+            accumulate || step > 0);
       }
     }
   }
@@ -354,7 +357,8 @@ template <KernelConfig kConfig> class PtxHw {
                                                                                    bool accumulate) {
     constexpr int kTransA = kConfig.a_major == Major::kMN, kTransB = kConfig.b_major == Major::kMN;
     ptx::Wgmma<kN, kConfig.dtype, kTransA, kTransB>::mma(
-        d + kFirst / 2, a, b + (mma_offset(kConfig.b_major, kFirst, step) >> 4), accumulate);
+        d + kFirst / 2, a, ptx::advanced(b, ptx::descriptor_units(mma_offset(kConfig.b_major, kFirst, step))),
+        accumulate);
     if constexpr (kFirst + kN < kConfig.tile_n) {
       mma_columns<kFirst + kN, kConfig.tile_n - kFirst - kN>(d, a, b, step, accumulate);
     }
