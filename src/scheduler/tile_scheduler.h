@@ -49,7 +49,7 @@ HOPGEMM_HOST_DEVICE constexpr KSteps reversed(const KSteps& k) {
 struct Tile {  // one CTA's tile: first row and column, in elements; may lie wholly out of range
   int m, n, batch_inner, batch_outer;
   KSteps k;  // that are summed, in this order
-  bool is_part;
+  int is_part;  // 0 or 1; a bool costs a register more, which one kernel does not have
 };
 
 HOPGEMM_HOST_DEVICE constexpr TileGrid make_tile_grid(const Config& config, int64_t m, int64_t n, int64_t k,
@@ -152,7 +152,7 @@ template <KernelConfig kConfig> class TileScheduler {
         share_(dealt_steps(grid.k_tiles, grid.split, cta_rank / cluster_size(kConfig))) {}
   HOPGEMM_DEVICE bool valid() const { return place_ < end_of_walk(grid_); }
   HOPGEMM_DEVICE void next() {
-    if (is_swapped(kConfig) || place_ < grid_.whole) {
+    if (is_whole()) {
       place_ = place_of_item(grid_, place_ + num_clusters_);
     } else {
       const int step = place_ - grid_.whole, next = step + piece().k.count;
@@ -170,16 +170,18 @@ template <KernelConfig kConfig> class TileScheduler {
     const Piece p = piece();
     const Block b = block_at(grid_, p.block);
     const Origin o = origin_of(kConfig, b, cta_rank_);
-    return {o.m, o.n, b.batch_inner, b.batch_outer, b.k_reversed ? reversed(p.k) : p.k, p.part >= 0};
+    return {o.m, o.n, b.batch_inner, b.batch_outer, b.k_reversed ? reversed(p.k) : p.k, !is_whole()};
   }
   // Where the sums go: into the result, or to their place in the matrix of sums.
   HOPGEMM_DEVICE Tile output() const {
     const Piece p = piece();
-    if (p.part < 0) return tile();
+    if (is_whole()) return tile();
     return {static_cast<int>(part_row(kConfig, p.part, cta_rank_)), 0, 0, 0, p.k, true};
   }
 
  private:
+  HOPGEMM_DEVICE bool is_whole() const { return is_swapped(kConfig) || place_ < grid_.whole; }
+
   const TileGrid& grid_;
   int place_, num_clusters_, cta_rank_;
   KSteps share_;  // of a CTA of a split
