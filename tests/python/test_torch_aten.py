@@ -1,4 +1,4 @@
-"""hopgemm.torch.override() on a Hopper GPU, and without CUDA. (`torch_aten_checks.py` has the rest.)"""
+"""hopgemm.torch.override() on a Hopper GPU, and without CUDA. (The `torch_aten_*checks.py` have the rest.)"""
 
 import functools
 import subprocess

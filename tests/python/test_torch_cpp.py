@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
 FILES = [
     "torch_cpp_checks.py",
     "torch_aten_checks.py",
+    "torch_aten_block_checks.py",
     "test_torch_matmul.py",
     "test_torch_refusals.py",
     "test_torch_modes.py",

@@ -1,5 +1,7 @@
 """What the torch tests share: exact data, the reference, comparison bit for bit."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ import hopgemm.torch
 from hopgemm import _torch_linear_eager
 
 DTYPES = [torch.bfloat16, torch.float16]
+MAJORS = ["kk", "kn", "mk", "mn"]
 SHAPES = [  # of a and b, as torch.matmul takes them
     ((3, 4), (4, 5)),
     ((2, 3, 4), (2, 4, 5)),
@@ -35,6 +38,10 @@ GPU_BATCHES = [
     ((24,), (3, 24, 40)),
     ((3, 17, 24), (24,)),
 ]
+
+
+def layouts():
+    return itertools.product(DTYPES, MAJORS)
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +87,20 @@ def products(monkeypatch):
 def integers(*shape, dtype=torch.bfloat16, device="cpu", grad=False, low=-3, high=3):
     """Small integers: every sum below is exact in fp32, so results are compared bit for bit."""
     return torch.randint(low, high + 1, shape, device=device).to(dtype).requires_grad_(grad)
+
+
+def operand(rows, cols, dtype, row_major, padded, low=-2, high=2):
+    """A rows x cols view of integers inside a NaN-filled buffer on the GPU.
+
+    `padded`: rows (or columns) of a multiple of 8 elements.
+    """
+    inner, outer = (cols, rows) if row_major else (rows, cols)
+    pitch = (inner + 7) // 8 * 8 + 8 if padded else inner
+    buffer = torch.full((outer * pitch + 64,), float("nan"), dtype=dtype, device="cuda")
+    strides = (pitch, 1) if row_major else (1, pitch)
+    view = buffer.as_strided((rows, cols), strides, 8 if padded else 0)
+    view.copy_(torch.randint(low, high + 1, (rows, cols), device="cuda", dtype=torch.int32))
+    return view
 
 
 def reference(a, b, c=None, bias=None, alpha=1.0, beta=0.0, out_dtype=None):
