@@ -34,7 +34,7 @@ ON_GPU = jax.default_backend() == "gpu"
 
 
 def backwards(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> jax.Array:
-    """XLA's own products, each sum backwards: that of this one, and of its derivatives. No batches."""
+    """XLA's own products, each sum backwards: that of this one, and of its derivatives."""
     return jnp.flip(lax.dot_general(jnp.flip(lhs), jnp.flip(rhs), numbers))
 
 

@@ -86,6 +86,9 @@ constexpr bool operator==(const KernelConfig& x, const KernelConfig& y) {
 constexpr bool is_swapped(const KernelConfig& c) { return c.arrangement == Arrangement::kSwapped; }
 constexpr bool is_cooperative(const KernelConfig& c) { return c.arrangement != Arrangement::kPingpong; }
 constexpr int cluster_size(const KernelConfig& c, int split = 1) { return c.cluster_m * c.cluster_n * split; }
+constexpr int split_index(const KernelConfig& c, int rank) {
+  return is_swapped(c) ? rank / cluster_size(c) : 0;  // the others never split
+}
 // Has a CTA others in its cluster, which it reaches into? Only a swapped kernel does not know when it is
 // compiled.
 constexpr bool may_have_peers(const KernelConfig& c) { return cluster_size(c) > 1 || is_swapped(c); }

@@ -15,9 +15,6 @@ HOPGEMM_HOST_DEVICE constexpr int cluster_m_index(const KernelConfig& c, int ran
 HOPGEMM_HOST_DEVICE constexpr int cluster_n_index(const KernelConfig& c, int rank) {
   return is_swapped(c) ? rank / c.cluster_m % c.cluster_n : rank / c.cluster_m;
 }
-HOPGEMM_HOST_DEVICE constexpr int split_index(const KernelConfig& c, int rank) {
-  return is_swapped(c) ? rank / cluster_size(c) : 0;  // the others never split
-}
 
 // CTAs that share A: same rows, all columns of the cluster.
 HOPGEMM_HOST_DEVICE constexpr uint32_t a_multicast_mask(const KernelConfig& c, int rank) {
@@ -29,7 +26,7 @@ HOPGEMM_HOST_DEVICE constexpr uint32_t a_multicast_mask(const KernelConfig& c, i
 HOPGEMM_HOST_DEVICE constexpr uint32_t b_multicast_mask(const KernelConfig& c, int rank) {
   return ((1u << c.cluster_m) - 1) << (rank / c.cluster_m * c.cluster_m);
 }
-// All that share either; where the cluster is one row or column, all of it, whatever the rank.
+// All that share either: where the cluster is one row or column, every CTA of the same share of K.
 HOPGEMM_HOST_DEVICE constexpr uint32_t peer_mask(const KernelConfig& c, int rank) {
   if (c.cluster_m == 1 || c.cluster_n == 1)
     return ((1u << cluster_size(c)) - 1) << split_index(c, rank) * cluster_size(c);

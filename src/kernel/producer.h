@@ -39,8 +39,7 @@ HOPGEMM_DEVICE void load_step(Hw& hw, const GemmParams<typename Hw::TensorMap>& 
   state.advance();
 }
 
-// Worked out before the wait, since the first load comes right after it. For later tiles the wait is over,
-// and what to know of it would be one register too many.
+// Worked out before the wait, since the first load comes right after it. For later tiles the wait is over.
 template <class Hw, class Tiles>
 HOPGEMM_DEVICE Tile tile_to_load(Hw& hw, const GemmParams<typename Hw::TensorMap>& p, const Tiles& tiles) {
   const Tile t = tiles.tile();

@@ -15,8 +15,7 @@
 namespace hopgemm::ladder {
 
 // With setmaxnreg. HAZARD: 384 threads are launched with 168 registers each; more in all, and the increase
-// never returns. The product gives its consumers 240 (config.h); Hilbert's producer would spill in the 24
-// that leaves.
+// never returns. The product gives its consumers 240 (config.h); the table of docs/ladder.md has these.
 inline constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <= 3 * kLaunchRegisters);
 
@@ -25,7 +24,7 @@ template <class Roles, class Hw> __device__ __forceinline__ void run_roles(const
   constexpr KernelConfig kConfig = Hw::kKernelConfig;
   static_assert(smem_bytes(kConfig) <= kMaxSmemBytes);
   const uint32_t smem = smem_base();
-  const int warpgroup = warp_index() / kWarpsPerGroup;
+  const int warp = warp_index(), warpgroup = warp / kWarpsPerGroup;
   Hw any(smem, -1);
   enter(any, p.grid.split);
   // HAZARD: consumers first. With the producer's branch first ptxas serializes every wgmma (C7510).
@@ -35,7 +34,7 @@ template <class Roles, class Hw> __device__ __forceinline__ void run_roles(const
     Roles::consume(hw, p);
   } else if constexpr (Roles::kProducer > 0) {
     if constexpr (Roles::kReallocate) ptx::setmaxnreg_dec<kProducerRegisters>();
-    if (threadIdx.x == Roles::kConsumers * kWarpgroup) Roles::produce(any, p);
+    if (warp == Roles::kConsumers * kWarpsPerGroup && ptx::elect_one()) Roles::produce(any, p);
   }
 }
 

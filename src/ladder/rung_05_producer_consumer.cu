@@ -8,7 +8,7 @@ struct Rung05 {
   static constexpr KernelConfig config(DType t) { return one_consumer(t, 128, 128, 2); }
   static constexpr Schedule kSchedule{.group = 8};
   static constexpr bool kPersistent = true, kReallocate = false;
-  static constexpr int kConsumers = 1, kProducer = 32, kCtasPerSm = 2, kStepN = 128;
+  static constexpr int kConsumers = 1, kProducer = kWarp, kCtasPerSm = 2, kStepN = 128;
 
   template <class Hw> static HOPGEMM_DEVICE void produce(Hw& hw, const Params<Hw>& p) {
     produce_tiles(hw, p, static_tiles(hw, p));

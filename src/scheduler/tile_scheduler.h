@@ -37,8 +37,8 @@ struct Block {  // one cluster tile
 struct KSteps {
   int first, count, step;
 };
-// One of several shares of all steps, dealt like cards, so that those who have the others read neighbouring
-// bytes of the same rows at about the same time.
+// One of several shares of all steps, dealt like cards: whoever sums the others reads neighbouring bytes of
+// the same rows at about the same time.
 HOPGEMM_HOST_DEVICE constexpr KSteps dealt_steps(int k_tiles, int shares, int share) {
   return {share, (k_tiles - share + shares - 1) / shares, shares};
 }
@@ -49,7 +49,7 @@ HOPGEMM_HOST_DEVICE constexpr KSteps reversed(const KSteps& k) {
 struct Tile {  // one CTA's tile: first row and column, in elements; may lie wholly out of range
   int m, n, batch_inner, batch_outer;
   KSteps k;  // that are summed, in this order
-  int is_part;  // 0 or 1; a bool costs a register more, which one kernel does not have
+  int is_part;  // 0 or 1; a bool costs a register more, which tiles of 64x128 in pairs do not have
 };
 
 HOPGEMM_HOST_DEVICE constexpr TileGrid make_tile_grid(const Config& config, int64_t m, int64_t n, int64_t k,
@@ -149,7 +149,7 @@ template <KernelConfig kConfig> class TileScheduler {
         place_(place_of_item(grid, cluster)),
         num_clusters_(num_clusters),
         cta_rank_(cta_rank),
-        share_(dealt_steps(grid.k_tiles, grid.split, cta_rank / cluster_size(kConfig))) {}
+        share_(dealt_steps(grid.k_tiles, grid.split, split_index(kConfig, cta_rank))) {}
   HOPGEMM_DEVICE bool valid() const { return place_ < end_of_walk(grid_); }
   HOPGEMM_DEVICE void next() {
     if (is_whole()) {
@@ -172,11 +172,11 @@ template <KernelConfig kConfig> class TileScheduler {
     const Origin o = origin_of(kConfig, b, cta_rank_);
     return {o.m, o.n, b.batch_inner, b.batch_outer, b.k_reversed ? reversed(p.k) : p.k, !is_whole()};
   }
-  // Where the sums go: into the result, or to their place in the matrix of sums.
+  // Where the sums go: into the result, or to their place in the matrix of sums. Its steps of K mean nothing.
   HOPGEMM_DEVICE Tile output() const {
     const Piece p = piece();
     if (is_whole()) return tile();
-    return {static_cast<int>(part_row(kConfig, p.part, cta_rank_)), 0, 0, 0, p.k, true};
+    return {static_cast<int>(part_row(kConfig, p.part, cta_rank_)), 0, 0, 0, {}, true};
   }
 
  private:

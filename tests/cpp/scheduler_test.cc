@@ -12,6 +12,10 @@ namespace {
 
 constexpr int kMaxSms = 160;
 
+bool same(const KSteps& x, const KSteps& y) {
+  return x.first == y.first && x.count == y.count && x.step == y.step;
+}
+
 template <int kClusterM, int kClusterN> struct Walk {
   static constexpr KernelConfig kConfig{
       DType::kBF16, Major::kK, Major::kK, 64, 128, kClusterM, kClusterN, 2, Arrangement::kPingpong};
@@ -36,7 +40,7 @@ template <int kClusterM, int kClusterN> struct Walk {
               return;
             ++visits[((t.batch_outer * grid.batch_inner + t.batch_inner) * rows + m) * cols + n];
             const bool is_reversed = t.k.step < 0;
-            CHECK(t.k.first == (is_reversed ? grid.k_tiles - 1 : 0) && t.k.count == grid.k_tiles);
+            CHECK(same(t.k, is_reversed ? KSteps{2, 3, -1} : KSteps{0, 3, 1}));
             const auto [seen, is_new] = direction.insert({{m, n, t.batch_inner, t.batch_outer}, is_reversed});
             CHECK(is_new || seen->second == is_reversed);
             CHECK(grid.k_period > 0 || !is_reversed);
@@ -77,7 +81,7 @@ void check_tails() {
     for (int tail : {1, 2, 5, 12})
       for (int ranges : {1, 2, 3, 5, 11, 12, 13, 50, 360}) {
         if (ranges > tail * k_tiles) continue;
-        const Schedule s{.group = 2, .tail = tail, .ranges = ranges};
+        const Schedule s{.group = 2, .k_period = k_tiles % 2, .tail = tail, .ranges = ranges};
         const TileGrid grid = make_tile_grid({kConfig, s}, 64 * 4, 128 * 3, 64 * k_tiles, 1, 1);
         CHECK(is_valid_tail(kConfig, s, grid.num_blocks, k_tiles) && grid.ranges <= ranges);
         for (int pool : {1, 2, 5, 132}) {
@@ -87,7 +91,10 @@ void check_tails() {
             for (TileScheduler<kConfig> tiles(grid, cluster, pool, 0); tiles.valid(); tiles.next()) {
               const Piece p = tiles.piece();
               CHECK(p.k.count > 0 && (p.part >= 0) == (p.block >= grid.whole));
-              for (int i = 0; i < p.k.count; ++i) ++visits[p.block * k_tiles + p.k.first + i * p.k.step];
+              const KSteps k = tiles.tile().k;  // the same steps, perhaps backwards
+              CHECK(k.count == p.k.count && (same(k, p.k) || same(reversed(k), p.k)));
+              CHECK(same(k, block_at(grid, p.block).k_reversed ? reversed(p.k) : p.k));
+              for (int i = 0; i < k.count; ++i) ++visits[p.block * k_tiles + k.first + i * k.step];
               if (p.part >= 0) CHECK(parts.insert({p.part, p}).second);
             }
           CHECK(static_cast<int>(visits.size()) == grid.num_blocks * k_tiles);
@@ -104,6 +111,28 @@ void check_tails() {
                   first_of_group(sums.count, add_groups(grid), add_groups(grid)) == sums.count);
           }
         }
+      }
+}
+
+// The CTAs of a split have each step of K once between them, forwards or backwards.
+void check_splits() {
+  constexpr KernelConfig kConfig{DType::kBF16, Major::kK, Major::kK, 128, 16, 1, 1, 2, Arrangement::kSwapped};
+  for (int k_tiles : {8, 9, 15, 64})
+    for (int split : {1, 2, 4, 8})
+      for (int k_period : {0, 1}) {
+        const Schedule s{.k_period = k_period, .split = split};
+        const TileGrid grid = make_tile_grid({kConfig, s}, 128 * 3, 16 * 2, 64 * k_tiles, 1, 1);
+        std::map<int, int> visits;  // of step k of block b, by b * k_tiles + k
+        for (int rank = 0; rank < split; ++rank)
+          for (TileScheduler<kConfig> tiles(grid, 0, 1, rank); tiles.valid(); tiles.next()) {
+            const KSteps k = tiles.tile().k, share = tiles.piece().k;
+            const bool is_reversed = block_at(grid, tiles.piece().block).k_reversed;
+            CHECK(share.first == rank && share.step == split &&
+                  same(k, is_reversed ? reversed(share) : share));
+            for (int i = 0; i < k.count; ++i) ++visits[tiles.piece().block * k_tiles + k.first + i * k.step];
+          }
+        CHECK(static_cast<int>(visits.size()) == grid.num_blocks * k_tiles);
+        for (const auto& [step, times] : visits) CHECK(times == 1);
       }
 }
 
@@ -125,6 +154,7 @@ int main() {
   using namespace hopgemm::test;
   check_order();
   check_tails();
+  check_splits();
   Walk<1, 1>::check_all();
   Walk<2, 1>::check_all();
   Walk<1, 2>::check_all();

@@ -71,7 +71,7 @@ static void add_tile(const NormalProblem& p, const KernelConfig& c, const TileGr
   const Block block = block_at(grid, grid.whole + tail_block);
   const Origin origin = origin_of(c, block, rank);
   const Parts parts = parts_of(grid, tail_block);
-  const Tile t{origin.m, origin.n, block.batch_inner, block.batch_outer, false, 0, 0, false};
+  const Tile t{origin.m, origin.n, block.batch_inner, block.batch_outer, {}, false};
   const int groups = add_groups(grid);
   auto sum_at = [&](int row, int col) {
     float sum = 0;

@@ -222,10 +222,11 @@ std::string Machine::describe(const Role& role) const {
   TileScheduler<KernelConfig{}> tiles(p.grid, role.Role::cluster(), role.Role::num_clusters(), 0);
   for (; tiles.valid(); tiles.next(), turn ^= 1) {
     const Piece piece = tiles.piece();
-    const KSteps k = is_swapped(config_) ? share : piece.k;
+    const Block b = block_at(p.grid, piece.block);
+    const KSteps forwards = is_swapped(config_) ? share : piece.k,
+                 k = b.k_reversed ? reversed(forwards) : forwards;
     if (in_turn && turn != role.consumer_) continue;
     if (left < k.count) {
-      const Block b = block_at(p.grid, piece.block);
       return s + text(" [tile m %d n %d batch %d %d, k step %d]", b.m * config_.cluster_m * config_.tile_m,
                       b.n * config_.cluster_n * config_.tile_n, b.batch_inner, b.batch_outer,
                       k.first + left * k.step);

@@ -29,8 +29,8 @@ __device__ __forceinline__ uint64_t smem_descriptor(uint32_t address, Major majo
   return kSwizzle128 | stride << 32 | leading << 16 | (address & 0x3FFFF) >> 4;
 }
 __device__ __forceinline__ constexpr uint32_t descriptor_units(int bytes) { return bytes / 16; }
-// The same matrix further on, by one 32-bit addition: shared memory ends below the field's last bit, so that
-// nothing is carried out of it.
+// The same matrix further on, by one 32-bit addition: the address field reaches to 256 KB, and shared memory
+// ends before, so that nothing is carried out of it.
 __device__ __forceinline__ uint64_t advanced(uint64_t descriptor, uint32_t units) {
   return (descriptor & ~uint64_t{UINT32_MAX}) | (static_cast<uint32_t>(descriptor) + units);
 }
