@@ -1,6 +1,6 @@
 """GPT-2 small trained in JAX: as it is, with its sums in two other orders, and on hopgemm.
 
-    python examples/train_gpt_jax.py --json jax.json          about 3 minutes on an H200
+    python examples/train_gpt_jax.py --json jax.json          about 2 minutes on an H200
     python examples/train_gpt_jax.py --small --steps 20       a tiny model, on the CPU too
 
 fp32 master weights, bfloat16 products. The model takes the function that multiplies, `lax.dot_general` or

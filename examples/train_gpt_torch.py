@@ -1,6 +1,6 @@
 """GPT-2 small trained in PyTorch: as it is, with its sums in two other orders, and on hopgemm.
 
-    python examples/train_gpt_torch.py --json torch.json          about 2 minutes on an H200
+    python examples/train_gpt_torch.py --json torch.json          about a minute on an H200
     python examples/train_gpt_torch.py --small --steps 20         a tiny model, on the CPU too
 
 fp32 master weights, bfloat16 by autocast. The one line that matters is `hopgemm.torch.override_model(model)`.
