@@ -44,8 +44,7 @@ __global__ void __launch_bounds__(kThreads, 1) roof_kernel(int stages, float* si
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kTileK / kMmaK; ++step) {
-      ptx::Wgmma<kN, DType::kBF16, 0, 0>::mma(acc, ptx::advanced(a, ptx::descriptor_units(step * kMmaK * 2)),
-                                              ptx::advanced(b, ptx::descriptor_units(step * kMmaK * 2)),
+      ptx::Wgmma<kN, DType::kBF16, 0, 0>::mma(acc, a + (step * kMmaK * 2 >> 4), b + (step * kMmaK * 2 >> 4),
                                               s > 0 || step > 0);
     }
     ptx::wgmma_commit_group();

@@ -24,7 +24,7 @@ template <class Roles, class Hw> __device__ __forceinline__ void run_roles(const
   constexpr KernelConfig kConfig = Hw::kKernelConfig;
   static_assert(smem_bytes(kConfig) <= kMaxSmemBytes);
   const uint32_t smem = smem_base();
-  const int warp = warp_index(), warpgroup = warp / kWarpsPerGroup;
+  const int warpgroup = warp_index() / kWarpsPerGroup;
   Hw any(smem, -1);
   enter(any, p.grid.split);
   // HAZARD: consumers first. With the producer's branch first ptxas serializes every wgmma (C7510).
@@ -34,7 +34,7 @@ template <class Roles, class Hw> __device__ __forceinline__ void run_roles(const
     Roles::consume(hw, p);
   } else if constexpr (Roles::kProducer > 0) {
     if constexpr (Roles::kReallocate) ptx::setmaxnreg_dec<kProducerRegisters>();
-    if (warp == Roles::kConsumers * kWarpsPerGroup && ptx::elect_one()) Roles::produce(any, p);
+    if (threadIdx.x == Roles::kConsumers * kWarpgroup) Roles::produce(any, p);
   }
 }
 

@@ -87,7 +87,7 @@ template <DType kType> __global__ void __launch_bounds__(kThreads<Static>, 1)
   constexpr KernelConfig kConfig = config(kType);
   __shared__ Mailbox box;
   const uint32_t smem = smem_base();
-  const int warp = warp_index(), warpgroup = warp / kWarpsPerGroup;
+  const int warpgroup = warp_index() / kWarpsPerGroup;
   if (threadIdx.x == 0) {
     for (int i = 0; i < kSlots; ++i) {
       ptx::mbarrier_init(address(box.full[i]), 1);
@@ -104,7 +104,7 @@ template <DType kType> __global__ void __launch_bounds__(kThreads<Static>, 1)
                   [&](const auto& acc, const Tile& t) { store_overlapped(hw, acc, t, p, staging); });
   } else {
     ptx::setmaxnreg_dec<kProducerRegisters>();
-    if (warp == kNumConsumers * kWarpsPerGroup && ptx::elect_one())
+    if (threadIdx.x == kNumConsumers * kWarpgroup)
       produce_tiles(any, p, CountedTiles<true>(p.grid, box, counter));
   }
 }

@@ -35,15 +35,14 @@ template <KernelConfig kConfig> class Fp16Hw : public PtxHw<kConfig> {
     const uint64_t a = ptx::smem_descriptor(
         smem_ + a_offset(kConfig, stage) + mma_offset(Major::kK, first_row, 0), Major::kK);
     const uint64_t b = ptx::smem_descriptor(smem_ + b_offset(kConfig, stage), Major::kK);
-    auto at = [](int row, int step) { return ptx::descriptor_units(mma_offset(Major::kK, row, step)); };
     fence(acc);
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kTileK / kMmaK; ++step) {
 #pragma unroll
       for (int row = 0; row < mma_rows(kConfig); ++row)
-        wgmma_m64n256k16_f16(acc.v[row], ptx::advanced(a, at(row * kMmaM, step)),
-                             ptx::advanced(b, at(0, step)), accumulate || step > 0);
+        wgmma_m64n256k16_f16(acc.v[row], a + (mma_offset(Major::kK, row * kMmaM, step) >> 4),
+                             b + (mma_offset(Major::kK, 0, step) >> 4), accumulate || step > 0);
     }
   }
   template <int kPending> __device__ __forceinline__ void mma_wait(Accumulator& acc) {
