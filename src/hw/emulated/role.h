@@ -7,6 +7,7 @@ namespace hopgemm::emulated {
 class Role {
  public:
   Role(Machine& machine, int cta, int consumer);
+  virtual ~Role() = default;  // the machine holds whatever is derived from it
 
   int cluster() const;
   int num_clusters() const;
