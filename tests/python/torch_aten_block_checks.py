@@ -124,7 +124,7 @@ DTYPES = [torch.bfloat16, torch.bfloat16, torch.float32]
 sys.setswitchinterval(1e-5)
 threads = [threading.Thread(target=multiply, args=(torch.ones(4, 4).to(t),)) for t in DTYPES]
 [thread.start() for thread in threads]
-for _ in range(500):
+for _ in range(20):
     with override(): pass
 done.set()
 [thread.join() for thread in threads]
@@ -133,7 +133,11 @@ assert not errors, errors
 
 
 def test_leaving_beside_a_thread_that_multiplies():
-    """Its calls may be on their way to a kernel that was just taken away: it must still be there."""
+    """Its calls may be on their way to a kernel that was just taken away: it must still be there.
+
+    20 blocks find one that is not, always. HAZARD: no more: a call reads a kernel while torch writes it,
+    without a lock, and some block in 50,000 ends in a segmentation fault of torch's own.
+    """
     run = subprocess.run([sys.executable, "-c", BESIDE_A_THREAD], capture_output=True, text=True)
     assert run.returncode == 0, (run.returncode, run.stderr)
 
