@@ -9,6 +9,7 @@ Prints step times, losses and the share of matrix-product FLOPs that ran in hopg
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -71,33 +72,39 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-class Backwards(nn.Linear):
-    """torch's own products, each sum backwards: of a forward product over the inputs, of its derivatives
-    over the outputs and over the tokens."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x (..., in_features) -> (..., out_features)."""
-        bias = None if self.bias is None else self.bias.flip(0)
-        return all_flipped(F.linear(all_flipped(x), all_flipped(self.weight), bias))
-
-
-class FromTheMiddle(nn.Linear):
-    """As Backwards, but each sum begins in the middle and goes round."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x (..., in_features) -> (..., out_features)."""
-        bias = None if self.bias is None else half_round(self.bias)
-        return half_round(F.linear(half_round(x), half_round(self.weight), bias), -1)
-
-
 def all_flipped(x: torch.Tensor) -> torch.Tensor:
     """Every dimension backwards."""
-    return x.flip(*range(x.dim()))
+    return x.flip(tuple(range(x.dim())))
 
 
 def half_round(x: torch.Tensor, direction: int = 1) -> torch.Tensor:
     """Every dimension rolled by half of its length; direction -1 rolls it back."""
     return x.roll([direction * (length // 2) for length in x.shape], list(range(x.dim())))
+
+
+class Reordered(nn.Linear):
+    """torch's own products, each sum in another order: of a forward product over the inputs, of its
+    derivatives over the outputs and over the tokens. `there` reorders a tensor, `back` undoes it."""
+
+    there: Callable[[torch.Tensor], torch.Tensor]
+    back: Callable[[torch.Tensor], torch.Tensor]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x (..., in_features) -> (..., out_features)."""
+        bias = None if self.bias is None else self.there(self.bias)
+        return self.back(F.linear(self.there(x), self.there(self.weight), bias))
+
+
+class Backwards(Reordered):
+    """Each sum backwards."""
+
+    there = back = staticmethod(all_flipped)
+
+
+class FromTheMiddle(Reordered):
+    """Each sum begins in the middle and goes round."""
+
+    there, back = staticmethod(half_round), staticmethod(functools.partial(half_round, direction=-1))
 
 
 def to_linear(kind: type[nn.Linear]) -> Callable[[nn.Module], None]:

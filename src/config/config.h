@@ -23,6 +23,7 @@ inline constexpr int kWarp = 32, kWarpgroup = 128;  // threads
 inline constexpr int kWarpsPerGroup = kWarpgroup / kWarp;
 inline constexpr int kNumConsumers = 2;  // warpgroups; a third one is the producer
 inline constexpr int kNumThreads = (kNumConsumers + 1) * kWarpgroup;
+inline constexpr int kProducerWarp = kNumConsumers * kWarpsPerGroup;  // the first of its warpgroup
 inline constexpr int kMmaM = 64, kMmaK = 16;  // wgmma's fixed sizes
 inline constexpr int kSwizzleBytes = 128;  // a row of the swizzle atom; 8 rows are an atom
 inline constexpr int kAtomBytes = 8 * kSwizzleBytes;

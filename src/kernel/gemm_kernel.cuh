@@ -26,7 +26,7 @@ __device__ __forceinline__ void gemm_kernel(const GemmParams<CUtensorMap>& param
     consume(hw, params);
   } else {
     ptx::setmaxnreg_dec<producer_registers(kConfig)>();
-    if (warp == kNumConsumers * kWarpsPerGroup && ptx::elect_one()) produce(hw, params);
+    if (warp == kProducerWarp && ptx::elect_one()) produce(hw, params);
   }
 }
 

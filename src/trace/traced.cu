@@ -20,8 +20,7 @@
 namespace hopgemm::trace {
 namespace {
 
-constexpr int kProducerWarp = kNumConsumers * kWarpsPerGroup;  // one thread of each
-constexpr int kWatcherWarp = kProducerWarp + 1, kTimekeeperWarp = kProducerWarp + 2;
+constexpr int kWatcherWarp = kProducerWarp + 1, kTimekeeperWarp = kProducerWarp + 2;  // one thread of each
 
 struct Buffers {
   Record* records;

@@ -127,6 +127,15 @@ def test_sums_in_another_order_torch(example, name):
     check_orders(name, products(torch.nn.Linear), others, torch.equal)
 
 
+def test_other_orders_compile(example):
+    """For --compile: torch.compile does not know every way to flip a tensor."""
+    torch = pytest.importorskip("torch")
+    module = example("train_gpt_torch")
+    for kind in (module.Backwards, module.FromTheMiddle):
+        linear, x = kind(8, 4), torch.ones(2, 3, 8)
+        torch.testing.assert_close(torch.compile(linear, backend="eager", fullgraph=True)(x), linear(x))
+
+
 @pytest.mark.parametrize("name", DRAWS)
 def test_sums_in_another_order_jax(example, name):
     jax = pytest.importorskip("jax")
