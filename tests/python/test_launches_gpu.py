@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch_cases import assert_same, integers  # noqa: E402
+from torch_cases import assert_same, capture, integers  # noqa: E402
 
 from hopgemm import _core, plan  # noqa: E402
 from hopgemm.torch import matmul  # noqa: E402
@@ -38,7 +38,7 @@ def captured(launches, launch):
     launch(0), launch(1)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capture(graph, capture_error_mode="thread_local"):  # XLA's threads call CUDA, too
         for i in range(launches):
             launch(i)
     return graph

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch_cases import DTYPES, MAJORS, layouts, operand  # noqa: E402
+from torch_cases import DTYPES, MAJORS, capture, layouts, operand  # noqa: E402
 
 import hopgemm  # noqa: E402
 from hopgemm import _core  # noqa: E402
@@ -217,7 +217,7 @@ def test_tails_of_everything(out_dtype):
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=side):
+            with capture(graph, stream=side):
                 first = hopgemm.matmul(a, right, **options)
                 second = hopgemm.matmul(a, right, **options)  # its sums only after the first's are added
             for _ in range(3):

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 import torch_cases  # noqa: E402
 from torch.library import get_kernel  # noqa: E402
-from torch_cases import DTYPES, assert_same, reference  # noqa: E402
+from torch_cases import DTYPES, assert_same, capture, reference  # noqa: E402
 
 from hopgemm._torch_aten import kernels  # noqa: E402
 from hopgemm.torch import override  # noqa: E402
@@ -133,7 +133,7 @@ def test_compiled_and_captured(restored):
         assert sum(o.taken.values()) == 2 and not o.left, o
         torch.mm(x, w)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with capture(graph):
             d = torch.mm(x, w)
     d.fill_(float("nan"))
     graph.replay()  # outside: the graph holds the kernel

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch_cases  # noqa: E402
-from torch_cases import DTYPES  # noqa: E402
+from torch_cases import DTYPES, capture  # noqa: E402
 from torch_layer_cases import (  # noqa: E402
     assert_gradients,
     assert_same,
@@ -74,7 +74,7 @@ def test_compile_and_graph():
     with torch.no_grad():
         graph = torch.cuda.CUDAGraph()
         layer(x)
-        with torch.cuda.graph(graph):
+        with capture(graph):
             y = layer(x)
         y.fill_(float("nan"))
         graph.replay()
@@ -123,7 +123,7 @@ def test_main_grad_in_a_graph():
     layer.bias.grad = None
     layer.weight.main_grad.zero_()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capture(graph):
         layer(x).backward(cotangent)
     for times in (1, 2, 3):
         graph.replay()

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch_cases  # noqa: E402
-from torch_cases import DTYPES, GPU_BATCHES, assert_same, reference  # noqa: E402
+from torch_cases import DTYPES, GPU_BATCHES, assert_same, capture, reference  # noqa: E402
 
 import hopgemm  # noqa: E402
 import hopgemm.torch  # noqa: E402
@@ -157,7 +157,7 @@ def test_graph_replay():
     for m, n, k in ((128, 256, 64), (65, 127, 33), (64, 64, 0)):
         x, w, bias = integers(m, k), integers(k, n), integers(n)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with capture(graph):
             d = matmul(x, w, bias=bias)
             e = matmul(d.mT, d, out_dtype=torch.float32)
         for _ in range(3):
@@ -178,7 +178,7 @@ def test_graph_of_a_training_step():
         matmul(x, w).sum().backward()
     torch.cuda.current_stream().wait_stream(side)
     w.grad = None
-    with torch.cuda.graph(graph):
+    with capture(graph):
         matmul(x, w).sum().backward()
     x.copy_(integers(64, 40, low=-1, high=1))
     graph.replay()
@@ -191,7 +191,7 @@ def test_a_graph_outlives_its_neighbour():
     want = reference(x, w)
     results, graphs = [], [torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()]
     for graph in graphs:
-        with torch.cuda.graph(graph):
+        with capture(graph):
             results.append(matmul(x, w))
     del graphs[1]
     kept = results[0]
@@ -213,7 +213,7 @@ FIRST_IN_CAPTURE = """
     want = (a.double() @ b.double() + bias.double()).bfloat16()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capture(graph):
         {call}
     graph.replay()
     torch.cuda.synchronize()

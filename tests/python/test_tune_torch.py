@@ -7,6 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch_cases import capture  # noqa: E402
+
 import hopgemm  # noqa: E402
 from hopgemm import _cache, _context, _core, _plan, _tune, _tune_race, _tune_torch  # noqa: E402
 
@@ -182,7 +184,7 @@ def test_nothing_is_tuned_inside_a_capture():
     a, out = ones(64, 64, device="cuda"), ones(64, 64, device="cuda")
     hopgemm.matmul(a, a, out=out)
     graph = torch.cuda.CUDAGraph()
-    with hopgemm.autotune(), torch.cuda.graph(graph):
+    with hopgemm.autotune(), capture(graph):
         hopgemm.matmul(a, a, out=out)
     out.zero_()
     graph.replay()

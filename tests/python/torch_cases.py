@@ -1,5 +1,7 @@
 """What the torch tests share: exact data, the reference, comparison bit for bit."""
 
+import contextlib
+import gc
 import itertools
 
 import pytest
@@ -82,6 +84,14 @@ def products(monkeypatch):
     monkeypatch.setattr(hopgemm.torch, "matmul", record)
     monkeypatch.setattr(_torch_linear_eager, "raw_linear", record_short_cut)
     return calls
+
+
+@contextlib.contextmanager
+def capture(graph, **options):
+    """torch.cuda.graph, once what other tests left is gone: XLA unloading a program would end a capture."""
+    gc.collect()
+    with torch.cuda.graph(graph, **options):
+        yield
 
 
 def integers(*shape, dtype=torch.bfloat16, device="cpu", grad=False, low=-3, high=3):
