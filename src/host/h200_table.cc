@@ -1,4 +1,4 @@
-// Written by benchmarks/make_table.py from 2026-11-30-h200-table-bf16.json, 2026-11-30-h200-table-kk-bf16.json, 2026-11-30-h200-table-kn-gpt2-bf16.json, 2026-11-30-h200-table-kn-small-bf16.json, 2026-11-30-h200-table-tall-bf16.json.
+// Written by benchmarks/make_table.py from 2026-11-30-h200-table-bf16.json, 2026-11-30-h200-table-kk-bf16.json, 2026-11-30-h200-table-kn-gpt2-bf16.json, 2026-11-30-h200-table-kn-small-bf16.json, 2026-11-30-h200-table-tall-bf16.json, 2026-11-30-h200-table-vocabulary-bf16.json.
 #include <array>
 
 #include "host/measured.h"
@@ -34,7 +34,7 @@ constexpr std::array<Measured, 627> kTable{{
         {.group = 16, .max_ctas = 128}}},
     {8192, 768, 2304, kBoth, kAny, {{kAny16, kK, kK, 128, 128, 1, 1, 6, kPingpong}, {.max_ctas = 132}}},
     {8192, 768, 3072, kBoth, kAny, {{kAny16, kK, kK, 128, 192, 1, 1, 4, kCooperative},
-        {.group = 4, .max_ctas = 132}}},
+        {.group = 16, .max_ctas = 132}}},
     {8192, 768, 50304, kBoth, kAny, {{kAny16, kK, kK, 128, 192, 1, 1, 4, kCooperative}, {.max_ctas = 128}}},
     {1000, 1000, 1000, kBoth, kAny, {{kAny16, kK, kK, 64, 128, 2, 1, 8, kPingpong}, {}}},
     {256, 1024, 131072, kBoth, kAny, {{kAny16, kK, kK, 128, 128, 2, 1, 6, kPingpong},
@@ -256,9 +256,8 @@ constexpr std::array<Measured, 627> kTable{{
         {.group = 4, .max_ctas = 132}}},
     {8192, 768, 768, kBoth, kAny, {{kAny16, kK, kMN, 128, 128, 1, 1, 6, kPingpong},
         {.group = 4, .max_ctas = 132}}},
-    {8192, 768, 2304, kBoth, kAny, {{kAny16, kK, kMN, 128, 128, 1, 1, 6, kPingpong},
-        {.group = 16, .max_ctas = 132}}},
-    {8192, 768, 3072, kBoth, kAny, {{kAny16, kK, kMN, 128, 128, 1, 1, 6, kPingpong}, {.max_ctas = 132}}},
+    {8192, 768, 2304, kBoth, kAny, {{kAny16, kK, kMN, 128, 128, 1, 1, 6, kPingpong}, {.max_ctas = 132}}},
+    {8192, 768, 3072, kBoth, kAny, {{kAny16, kK, kMN, 128, 192, 1, 1, 4, kCooperative}, {.max_ctas = 128}}},
     {8192, 768, 50304, kBoth, kAny, {{kAny16, kK, kMN, 128, 192, 1, 1, 4, kCooperative},
         {.group = 4, .max_ctas = 128}}},
     {1000, 1000, 1000, kBoth, kAny, {{kAny16, kK, kMN, 64, 128, 2, 1, 8, kPingpong}, {}}},
@@ -296,8 +295,8 @@ constexpr std::array<Measured, 627> kTable{{
     {8192, 2304, 768, kBoth, kAny, {{kAny16, kK, kMN, 128, 128, 2, 1, 6, kPingpong},
         {.along_m = false, .group = 4, .max_ctas = 128}}},
     {3072, 3072, 3072, kBoth, kAny, {{kAny16, kK, kMN, 128, 192, 1, 1, 4, kCooperative}, {.max_ctas = 128}}},
-    {8192, 3072, 768, kBoth, kAny, {{kAny16, kK, kMN, 128, 256, 1, 1, 4, kCooperative},
-        {.along_m = false, .group = 8, .max_ctas = 128}}},
+    {8192, 3072, 768, kBoth, kAny, {{kAny16, kK, kMN, 128, 128, 2, 1, 6, kPingpong},
+        {.along_m = false, .group = 4, .max_ctas = 128}}},
     {4097, 4095, 4104, kBoth, kAny, {{kAny16, kK, kMN, 128, 256, 2, 1, 4, kCooperative},
         {.tail = 8, .ranges = 64}}},
     {4097, 4095, 4104, kBoth, kInvariant, {{kAny16, kK, kMN, 128, 224, 2, 1, 4, kCooperative},
@@ -479,7 +478,7 @@ constexpr std::array<Measured, 627> kTable{{
         {.group = 16, .max_ctas = 128}}},
     {8192, 768, 2304, kBoth, kAny, {{kAny16, kMN, kK, 128, 128, 1, 1, 6, kPingpong}, {.max_ctas = 132}}},
     {8192, 768, 3072, kBoth, kAny, {{kAny16, kMN, kK, 128, 192, 1, 1, 4, kCooperative},
-        {.group = 4, .max_ctas = 132}}},
+        {.group = 16, .max_ctas = 132}}},
     {8192, 768, 50304, kBoth, kAny, {{kAny16, kMN, kK, 128, 192, 1, 1, 4, kCooperative}, {.max_ctas = 128}}},
     {1000, 1000, 1000, kBoth, kAny, {{kAny16, kMN, kK, 64, 128, 2, 1, 8, kPingpong}, {}}},
     {256, 1024, 131072, kBoth, kAny, {{kAny16, kMN, kK, 128, 128, 2, 1, 6, kPingpong},
@@ -655,7 +654,7 @@ constexpr std::array<Measured, 627> kTable{{
         {.group = 16, .max_ctas = 128}}},
     {8192, 768, 2304, kBoth, kAny, {{kAny16, kMN, kMN, 128, 128, 1, 1, 6, kPingpong}, {.max_ctas = 132}}},
     {8192, 768, 3072, kBoth, kAny, {{kAny16, kMN, kMN, 128, 192, 1, 1, 4, kCooperative},
-        {.group = 4, .max_ctas = 132}}},
+        {.group = 16, .max_ctas = 132}}},
     {8192, 768, 50304, kBoth, kAny, {{kAny16, kMN, kMN, 128, 192, 1, 1, 4, kCooperative}, {.max_ctas = 128}}},
     {50304, 768, 8192, kBoth, kAny, {{kAny16, kMN, kMN, 128, 256, 1, 1, 4, kCooperative},
         {.along_m = false, .group = 4, .max_ctas = 132}}},

@@ -39,23 +39,31 @@ HOPGEMM_DEVICE void load_step(Hw& hw, const GemmParams<typename Hw::TensorMap>& 
   state.advance();
 }
 
-// Worked out before the wait, since the first load comes right after it. For later tiles the wait is over.
-template <class Hw, class Tiles>
-HOPGEMM_DEVICE Tile tile_to_load(Hw& hw, const GemmParams<typename Hw::TensorMap>& p, const Tiles& tiles) {
-  const Tile t = tiles.tile();
-  hw.wait_for_launches();  // HAZARD: before it the operands may not be written yet
-  if (p.leaves_room) hw.allow_next_launch();
-  return t;
+template <class Hw, int kStages>
+HOPGEMM_DEVICE void load_steps(Hw& hw, const GemmParams<typename Hw::TensorMap>& p, const Tile& t,
+                               const KSteps& k, PipelineState<kStages>& state) {
+  HOPGEMM_NO_UNROLL
+  for (int step = k.first, left = k.count; left > 0; --left, step += k.step) load_step(hw, p, t, step, state);
 }
 
+// Where the next tile lies is worked out when the ring is full of this one: time that is free. Between two
+// tiles the loads would come late by it.
 template <class Hw> HOPGEMM_DEVICE void produce(Hw& hw, const GemmParams<typename Hw::TensorMap>& p) {
   constexpr KernelConfig kConfig = Hw::kKernelConfig;
   PipelineState<kConfig.num_stages> state;
-  for (TileScheduler<kConfig> tiles(p.grid, hw.cluster(), hw.num_clusters(), hw.cta_rank()); tiles.valid();
-       tiles.next()) {
-    const Tile t = tile_to_load(hw, p, tiles);
-    HOPGEMM_NO_UNROLL
-    for (int k = t.k.first, left = t.k.count; left > 0; --left, k += t.k.step) load_step(hw, p, t, k, state);
+  TileScheduler<kConfig> tiles(p.grid, hw.cluster(), hw.num_clusters(), hw.cta_rank());
+  bool is_valid = tiles.valid();
+  Tile next = tiles.tile();  // before the wait, since the first load comes right after it
+  hw.wait_for_launches();  // HAZARD: before it the operands may not be written yet
+  if (p.leaves_room) hw.allow_next_launch();
+  while (is_valid) {
+    const Tile t = next;
+    const int fill = t.k.count < kConfig.num_stages ? t.k.count : kConfig.num_stages;
+    load_steps(hw, p, t, {t.k.first, fill, t.k.step}, state);
+    tiles.next();
+    is_valid = tiles.valid();
+    if (is_valid) next = tiles.tile();
+    load_steps(hw, p, t, {t.k.first + fill * t.k.step, t.k.count - fill, t.k.step}, state);
   }
   hw.allow_next_launch();  // it may set itself up while the last tiles are multiplied
   if constexpr (cluster_size(kConfig) > 1) drain_ring(hw, state);

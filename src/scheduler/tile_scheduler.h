@@ -10,22 +10,28 @@
 #pragma once
 #include "config/config.h"
 #include "hw/device.h"
+#include "scheduler/divisor.h"
 
 namespace hopgemm {
 
 // The walk with the problem's sizes filled in. Counts are cluster tiles.
 struct TileGrid {
   int m_blocks, n_blocks;
-  int batch_inner, batch_outer;
+  Divisor batch_inner;
+  int batch_outer;
   int num_blocks;  // all of them, batches included
-  int group;
+  Divisor per_product, per_strip;  // tiles
+  Divisor group, last_group;  // the width of a strip, and of the last one
+  int last_strip;
   int k_period;
   bool along_m;
   int k_tiles;  // steps of K of a tile
   int whole;  // tiles before the tail
-  int ranges, range_steps;  // of the tail, and their length at most
-  int k_step;  // from one step of a range to its next: the ranges of a tile, or 1 where they lie end to end
-  int split;  // CTAs of a cluster that share the K of a tile
+  int ranges;  // of the tail
+  Divisor range_steps;  // their length at most
+  Divisor k_step;  // from one step of a range to the next: the ranges of a tile, 1 where they lie end to end
+  int end;  // of the walk: the place after the last one
+  Divisor split;  // CTAs of a cluster that share the K of a tile
 };
 
 struct Block {  // one cluster tile
@@ -39,7 +45,7 @@ struct KSteps {
 };
 // One of several shares of all steps, dealt like cards: whoever sums the others reads neighbouring bytes of
 // the same rows at about the same time.
-HOPGEMM_HOST_DEVICE constexpr KSteps dealt_steps(int k_tiles, int shares, int share) {
+HOPGEMM_HOST_DEVICE constexpr KSteps dealt_steps(int k_tiles, const Divisor& shares, int share) {
   return {share, (k_tiles - share + shares - 1) / shares, shares};
 }
 HOPGEMM_HOST_DEVICE constexpr KSteps reversed(const KSteps& k) {
@@ -55,37 +61,50 @@ struct Tile {  // one CTA's tile: first row and column, in elements; may lie who
 HOPGEMM_HOST_DEVICE constexpr TileGrid make_tile_grid(const Config& config, int64_t m, int64_t n, int64_t k,
                                                       int batch_inner, int batch_outer) {
   const KernelConfig& c = config.kernel;
-  const int m_blocks = ceil_div(m, c.tile_m * c.cluster_m), n_blocks = ceil_div(n, c.tile_n * c.cluster_n);
-  const int across = config.schedule.along_m ? n_blocks : m_blocks;
-  const int group =
-      config.schedule.group < across ? config.schedule.group : across;  // so that group * length fits
-  const int blocks = m_blocks * n_blocks * batch_inner * batch_outer, k_tiles = ceil_div(k, kTileK);
   const Schedule& s = config.schedule;
-  int ranges = 0, range_steps = 0, k_step = 1;
+  const int m_blocks = ceil_div(m, c.tile_m * c.cluster_m), n_blocks = ceil_div(n, c.tile_n * c.cluster_n);
+  const int across = s.along_m ? n_blocks : m_blocks, length = s.along_m ? m_blocks : n_blocks;
+  const int group = s.group < across ? s.group : across;  // so that group * length fits
+  const int last_strip = across > 0 ? (across - 1) / group : 0;
+  const int blocks = m_blocks * n_blocks * batch_inner * batch_outer, k_tiles = ceil_div(k, kTileK);
+  int ranges = 0, range_steps = 0, k_step = 1, end = blocks;
   if (s.tail > 0) {
     if (s.ranges % s.tail == 0) k_step = s.ranges / s.tail;
     range_steps = ceil_div(int64_t{s.tail} * k_tiles, s.ranges);
     ranges = k_step > 1 ? s.ranges : ceil_div(s.tail * k_tiles, range_steps);
+    end += (k_step > 1 ? ranges * range_steps : s.tail * k_tiles) - s.tail;
   }
-  return {m_blocks,  n_blocks, batch_inner,     batch_outer, blocks,      group,  s.k_period,
-          s.along_m, k_tiles,  blocks - s.tail, ranges,      range_steps, k_step, s.split};
+  return {.m_blocks = m_blocks,
+          .n_blocks = n_blocks,
+          .batch_inner = batch_inner,
+          .batch_outer = batch_outer,
+          .num_blocks = blocks,
+          .per_product = m_blocks * n_blocks,
+          .per_strip = group * length,
+          .group = group,
+          .last_group = across - last_strip * group,
+          .last_strip = last_strip,
+          .k_period = s.k_period,
+          .along_m = s.along_m,
+          .k_tiles = k_tiles,
+          .whole = blocks - s.tail,
+          .ranges = ranges,
+          .range_steps = range_steps,
+          .k_step = k_step,
+          .end = end,
+          .split = s.split};
 }
 HOPGEMM_HOST_DEVICE constexpr int num_items(const TileGrid& g) { return g.whole + g.ranges; }
 
 // Strips run to and fro (a boustrophedon): the last tiles of one strip are next to the first of the following
 // one.
 HOPGEMM_HOST_DEVICE constexpr Block block_at(const TileGrid& g, int index) {
-  const int per_product = g.m_blocks * g.n_blocks;
-  const int product = index / per_product;
-  int rest = index % per_product;
+  const int product = index / g.per_product, in_product = index % g.per_product;
+  const int strip = in_product / g.per_strip, in_strip = in_product % g.per_strip;
+  const Divisor& width = strip == g.last_strip ? g.last_group : g.group;
+  const int step = in_strip / width;
   const int length = g.along_m ? g.m_blocks : g.n_blocks;  // steps along a strip
-  const int across = g.along_m ? g.n_blocks : g.m_blocks;
-  const int strip = rest / (g.group * length);
-  rest -= strip * g.group * length;
-  const int left = across - strip * g.group;
-  const int width = left < g.group ? left : g.group;
-  const int step = rest / width;
-  const int x = strip * g.group + rest % width;
+  const int x = strip * g.group + in_strip % width;
   const int y = strip & 1 ? length - 1 - step : step;
   bool reversed = false;
   if (g.k_period > 0) {
@@ -106,9 +125,6 @@ struct Piece {
 HOPGEMM_HOST_DEVICE constexpr int place_of_item(const TileGrid& g, int item) {
   return item < g.whole ? item : g.whole + (item - g.whole) * g.range_steps;
 }
-HOPGEMM_HOST_DEVICE constexpr int end_of_walk(const TileGrid& g) {
-  return g.whole + (g.k_step > 1 ? g.ranges * g.range_steps : (g.num_blocks - g.whole) * g.k_tiles);
-}
 HOPGEMM_HOST_DEVICE constexpr Piece piece_at(const TileGrid& g, int place) {
   if (place < g.whole) return {place, {0, g.k_tiles, 1}, -1};
   const int step = place - g.whole, range = step / g.range_steps;
@@ -119,7 +135,7 @@ HOPGEMM_HOST_DEVICE constexpr Piece piece_at(const TileGrid& g, int place) {
   const int block = step / g.k_tiles;
   const int left_of_range = (range + 1) * g.range_steps - step,
             left_of_block = (block + 1) * g.k_tiles - step;
-  const int left = end_of_walk(g) - place;  // the last range may be shorter
+  const int left = g.end - place;  // the last range may be shorter
   const int count = left_of_block < left_of_range ? left_of_block
                     : left_of_range < left        ? left_of_range
                                                   : left;
@@ -150,7 +166,7 @@ template <KernelConfig kConfig> class TileScheduler {
         num_clusters_(num_clusters),
         cta_rank_(cta_rank),
         share_(dealt_steps(grid.k_tiles, grid.split, split_index(kConfig, cta_rank))) {}
-  HOPGEMM_DEVICE bool valid() const { return place_ < end_of_walk(grid_); }
+  HOPGEMM_DEVICE bool valid() const { return place_ < grid_.end; }
   HOPGEMM_DEVICE void next() {
     if (is_whole()) {
       place_ = place_of_item(grid_, place_ + num_clusters_);

@@ -136,14 +136,30 @@ void check_splits() {
       }
 }
 
+// Every quotient and rest that a 32-bit place can ask for: small numbers whole, and around each multiple near
+// 2^31.
+void check_divisors() {
+  for (int d = 1; d <= 300; ++d)
+    for (int n = 0; n <= 2000; ++n) CHECK(n / Divisor(d) == n / d && n % Divisor(d) == n % d);
+  for (int64_t d = 1; d <= INT32_MAX; d = d * 9 / 8 + 1)
+    for (int64_t q : {int64_t{1}, int64_t{2}, int64_t{1000}, INT32_MAX / d / 2, INT32_MAX / d})
+      for (int64_t n : {q * d - 1, q * d, q * d + 1, int64_t{INT32_MAX}})
+        if (n >= 0 && n <= INT32_MAX) {
+          const int x = static_cast<int>(n), y = static_cast<int>(d);
+          CHECK(x / Divisor(y) == x / y && x % Divisor(y) == x % y);
+        }
+}
+
 // A strip is `group` wide, its neighbour runs back, and K turns every k_period steps: the order itself, once
 // by hand.
 void check_order() {
-  const TileGrid grid{3, 3, 1, 1, 9, 2, 0, true, 1, 9, 0, 0, 1, 1};
+  constexpr KernelConfig kConfig{DType::kBF16,          Major::kK, Major::kK, 64, 128, 1, 1, 2,
+                                 Arrangement::kPingpong};
+  const TileGrid grid = make_tile_grid({kConfig, {.group = 2}}, 64 * 3, 128 * 3, 64, 1, 1);
   constexpr int kExpected[][2] = {{0, 0}, {0, 1}, {1, 0}, {1, 1}, {2, 0}, {2, 1}, {2, 2}, {1, 2}, {0, 2}};
   for (int i = 0; i < 9; ++i)
     CHECK(block_at(grid, i).m == kExpected[i][0] && block_at(grid, i).n == kExpected[i][1]);
-  const TileGrid turning{4, 2, 1, 1, 8, 2, 2, true, 1, 8, 0, 0, 1, 1};
+  const TileGrid turning = make_tile_grid({kConfig, {.group = 2, .k_period = 2}}, 64 * 4, 128 * 2, 64, 1, 1);
   for (int i = 0; i < 8; ++i) CHECK(block_at(turning, i).k_reversed == (i >= 4));
 }
 
@@ -152,6 +168,7 @@ void check_order() {
 
 int main() {
   using namespace hopgemm::test;
+  check_divisors();
   check_order();
   check_tails();
   check_splits();

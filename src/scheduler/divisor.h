@@ -1,0 +1,35 @@
+// Division by a number that is known before a kernel runs: a multiplication and two shifts. The GPU cannot
+// divide integers: what stands for a division is some thirty instructions, each of which waits for the one
+// before, and to find the next tile of a walk takes several.
+#pragma once
+#include <cstdint>
+
+#include "hw/device.h"
+
+namespace hopgemm {
+
+// Divides 0 <= n < 2^31. With 2^(shift - 1) < value <= 2^shift, magic = ceil(2^(31 + shift) / value) is too
+// large by less than 1, so that n * magic / 2^(31 + shift) is above n / value by less than 1 / value: never
+// at the next integer. (Granlund and Montgomery, "Division by Invariant Integers using Multiplication", 1994,
+// theorem 4.2.)
+struct Divisor {
+  int value = 0;
+  uint32_t magic = 0;
+  int shift = 0;
+
+  Divisor() = default;
+  HOPGEMM_HOST_DEVICE constexpr Divisor(int divisor) : value(divisor) {  // 0: nothing may be divided by it
+    if (divisor <= 0) return;
+    while (int64_t{1} << shift < divisor) ++shift;
+    magic = static_cast<uint32_t>(((uint64_t{1} << (31 + shift)) + divisor - 1) / divisor);
+  }
+  HOPGEMM_HOST_DEVICE constexpr operator int() const { return value; }
+};
+
+HOPGEMM_HOST_DEVICE constexpr int operator/(int n, const Divisor& d) {
+  const uint64_t product = uint64_t{2 * static_cast<uint32_t>(n)} * d.magic;
+  return static_cast<int>(static_cast<uint32_t>(product >> 32) >> d.shift);
+}
+HOPGEMM_HOST_DEVICE constexpr int operator%(int n, const Divisor& d) { return n - n / d * d.value; }
+
+}  // namespace hopgemm
