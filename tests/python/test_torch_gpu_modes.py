@@ -213,7 +213,7 @@ FIRST_IN_CAPTURE = """
     want = (a.double() @ b.double() + bias.double()).bfloat16()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with capture(graph):
+    with torch.cuda.graph(graph):
         {call}
     graph.replay()
     torch.cuda.synchronize()
