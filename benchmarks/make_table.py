@@ -5,7 +5,7 @@
 Without a FILE: all of benchmarks/results/*-h200-table-*.json, by name; later files win. Every product that
 was measured gets an entry, also where the cost model's choice is the fastest: an entry answers for its
 neighbours, and a product without one would fall to a neighbour that had another winner. A product that was
-measured in one layout alone, kk, gets its winner in the others too: where more were measured, they agree.
+measured in one layout alone, kk, gets its winner in the others too: where more were measured, most agree.
 A winner that is no longer compiled is left out.
 The output depends on the records alone. Products that the benchmarks compare sustained (long ones, the big
 squares, the products of Llama's training steps) are left to the cost model, which knows of energy: in short

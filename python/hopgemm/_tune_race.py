@@ -67,7 +67,8 @@ _SUSTAINED = Timing(protocols.SUSTAINED_ROUNDS, protocols.SETTLE_S, protocols.WI
 THOROUGH = Effort(walks=2, finalists=3, short=_SINGLE, long=_SUSTAINED)  # 2 to 30 s a product
 # Half a second, and three where it is long: the card is hot, since its neighbours are measured too.
 SUITE = Effort(walks=1, finalists=4, short=Timing(8, 0.0, 0.006), long=Timing(2, 0.2, 0.4))
-# In a training step of small layers most kernels wait for memory, and a product finds a cool card.
+# In a training step of small layers most kernels wait for memory, and a product finds a cool card; even its
+# long products, which stand alone among them.
 _RESTED = Timing(8, 0.0, 0.0005, rest_s=0.01)
 COOL = SUITE._replace(short=_RESTED, long=_RESTED, screen=_RESTED._replace(rounds=3))
 FIRST_USE = Effort(walks=1, finalists=3, short=Timing(5, 0.0, 0.01), long=Timing(5, 0.0, 0.01))

@@ -46,8 +46,8 @@ HOPGEMM_DEVICE void load_steps(Hw& hw, const GemmParams<typename Hw::TensorMap>&
   for (int step = k.first, left = k.count; left > 0; --left, step += k.step) load_step(hw, p, t, step, state);
 }
 
-// Where the next tile lies is worked out when the ring is full of this one: time that is free. Between two
-// tiles the loads would come late by it.
+// Where the next tile lies is worked out when the ring is full of this one, if K is so long: time that is
+// free. Between two tiles the loads would come late by it.
 template <class Hw> HOPGEMM_DEVICE void produce(Hw& hw, const GemmParams<typename Hw::TensorMap>& p) {
   constexpr KernelConfig kConfig = Hw::kKernelConfig;
   PipelineState<kConfig.num_stages> state;

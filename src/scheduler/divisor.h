@@ -1,6 +1,6 @@
 // Division by a number that is known before a kernel runs: a multiplication and two shifts. The GPU cannot
 // divide integers: what stands for a division is some thirty instructions, each of which waits for the one
-// before, and to find the next tile of a walk takes several.
+// before, and to find a tile of a walk takes several.
 #pragma once
 #include <cstdint>
 
@@ -18,7 +18,8 @@ struct Divisor {
   int shift = 0;
 
   Divisor() = default;
-  HOPGEMM_HOST_DEVICE constexpr Divisor(int divisor) : value(divisor) {  // 0: nothing may be divided by it
+  // By division, so on the host. What is divided by a Divisor(0) means nothing.
+  HOPGEMM_HOST_DEVICE constexpr explicit Divisor(int divisor) : value(divisor) {
     if (divisor <= 0) return;
     while (int64_t{1} << shift < divisor) ++shift;
     magic = static_cast<uint32_t>(((uint64_t{1} << (31 + shift)) + divisor - 1) / divisor);

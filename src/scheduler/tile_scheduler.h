@@ -76,23 +76,23 @@ HOPGEMM_HOST_DEVICE constexpr TileGrid make_tile_grid(const Config& config, int6
   }
   return {.m_blocks = m_blocks,
           .n_blocks = n_blocks,
-          .batch_inner = batch_inner,
+          .batch_inner = Divisor(batch_inner),
           .batch_outer = batch_outer,
           .num_blocks = blocks,
-          .per_product = m_blocks * n_blocks,
-          .per_strip = group * length,
-          .group = group,
-          .last_group = across - last_strip * group,
+          .per_product = Divisor(m_blocks * n_blocks),
+          .per_strip = Divisor(group * length),
+          .group = Divisor(group),
+          .last_group = Divisor(across - last_strip * group),
           .last_strip = last_strip,
           .k_period = s.k_period,
           .along_m = s.along_m,
           .k_tiles = k_tiles,
           .whole = blocks - s.tail,
           .ranges = ranges,
-          .range_steps = range_steps,
-          .k_step = k_step,
+          .range_steps = Divisor(range_steps),
+          .k_step = Divisor(k_step),
           .end = end,
-          .split = s.split};
+          .split = Divisor(s.split)};
 }
 HOPGEMM_HOST_DEVICE constexpr int num_items(const TileGrid& g) { return g.whole + g.ranges; }
 

@@ -1,6 +1,5 @@
 // ModelHw: the contract of hw/hw.h on the model's clock, and the launch of a kernel on it.
 #pragma once
-#include <cstring>
 
 #include "hw/hw.h"
 #include "kernel/consumer.h"
@@ -55,8 +54,7 @@ class ModelRecorder {
 // What gemm_kernel does, a fiber for each role. Returns cycles.
 template <KernelConfig kConfig> int64_t run_model(const ModelLaunch& launch, Trace& trace) {
   using Hw = TracedHw<ModelHw<kConfig>, ModelRecorder>;
-  GemmParams<typename Hw::TensorMap> params;
-  std::memset(&params, 0, sizeof params);
+  GemmParams<typename Hw::TensorMap> params{};
   params.grid = launch.grid;
   params.epilogue.d.dtype = kConfig.dtype;
   params.epilogue.tma_columns = INT32_MAX;

@@ -414,7 +414,7 @@ void check_walk() {
   Schedule s;
   s.group = 65536;  // times 65536 tiles along M: 2^32
   const TileGrid grid = make_tile_grid({c, s}, int64_t{128} * 65536, 128, 64, 1, 1);
-  CHECK(int64_t{grid.group} * grid.m_blocks <= INT32_MAX);
+  CHECK(int64_t{grid.group} * grid.m_blocks == grid.per_strip);
   // K turns at coordinates that depend on M and on a row's position.
   Problem p = row_major(4096, 4096, 64);
   p.batch_invariant = true;

@@ -136,12 +136,15 @@ void check_splits() {
       }
 }
 
-// Every quotient and rest that a 32-bit place can ask for: small numbers whole, and around each multiple near
-// 2^31.
+// Quotients and rests: of small numbers all, of large ones around multiples, of powers of two and their
+// neighbours as of numbers between.
 void check_divisors() {
   for (int d = 1; d <= 300; ++d)
     for (int n = 0; n <= 2000; ++n) CHECK(n / Divisor(d) == n / d && n % Divisor(d) == n % d);
-  for (int64_t d = 1; d <= INT32_MAX; d = d * 9 / 8 + 1)
+  std::vector<int64_t> divisors{INT32_MAX - 1, INT32_MAX};
+  for (int64_t d = 1; d < INT32_MAX; d = d * 9 / 8 + 1) divisors.push_back(d);
+  for (int64_t d = 2; d < INT32_MAX; d *= 2) divisors.insert(divisors.end(), {d - 1, d, d + 1});
+  for (int64_t d : divisors)
     for (int64_t q : {int64_t{1}, int64_t{2}, int64_t{1000}, INT32_MAX / d / 2, INT32_MAX / d})
       for (int64_t n : {q * d - 1, q * d, q * d + 1, int64_t{INT32_MAX}})
         if (n >= 0 && n <= INT32_MAX) {

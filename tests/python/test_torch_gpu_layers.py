@@ -123,7 +123,7 @@ def test_main_grad_in_a_graph():
     layer.bias.grad = None
     layer.weight.main_grad.zero_()
     graph = torch.cuda.CUDAGraph()
-    with capture(graph):
+    with capture(graph, "global"):  # backward runs on a thread of its own
         layer(x).backward(cotangent)
     for times in (1, 2, 3):
         graph.replay()

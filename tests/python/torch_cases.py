@@ -87,10 +87,12 @@ def products(monkeypatch):
 
 
 @contextlib.contextmanager
-def capture(graph, **options):
-    """torch.cuda.graph, once what other tests left is gone: XLA unloading a program would end a capture."""
+def capture(graph, capture_error_mode="thread_local", **options):
+    """torch.cuda.graph, safe from what other tests left: XLA's threads calling CUDA, or a program of its own
+    being unloaded, would end a capture.
+    """
     gc.collect()
-    with torch.cuda.graph(graph, **options):
+    with torch.cuda.graph(graph, capture_error_mode=capture_error_mode, **options):
         yield
 
 
