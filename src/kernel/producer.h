@@ -52,17 +52,15 @@ template <class Hw> HOPGEMM_DEVICE void produce(Hw& hw, const GemmParams<typenam
   constexpr KernelConfig kConfig = Hw::kKernelConfig;
   PipelineState<kConfig.num_stages> state;
   TileScheduler<kConfig> tiles(p.grid, hw.cluster(), hw.num_clusters(), hw.cta_rank());
-  bool is_valid = tiles.valid();
   Tile next = tiles.tile();  // before the wait, since the first load comes right after it
   hw.wait_for_launches();  // HAZARD: before it the operands may not be written yet
   if (p.leaves_room) hw.allow_next_launch();
-  while (is_valid) {
+  while (tiles.valid()) {
     const Tile t = next;
     const int fill = t.k.count < kConfig.num_stages ? t.k.count : kConfig.num_stages;
     load_steps(hw, p, t, {t.k.first, fill, t.k.step}, state);
     tiles.next();
-    is_valid = tiles.valid();
-    if (is_valid) next = tiles.tile();
+    if (tiles.valid()) next = tiles.tile();
     load_steps(hw, p, t, {t.k.first + fill * t.k.step, t.k.count - fill, t.k.step}, state);
   }
   hw.allow_next_launch();  // it may set itself up while the last tiles are multiplied

@@ -2,6 +2,7 @@
 // divide integers: what stands for a division is some thirty instructions, each of which waits for the one
 // before, and to find a tile of a walk takes several.
 #pragma once
+#include <bit>
 #include <cstdint>
 
 #include "hw/device.h"
@@ -21,7 +22,7 @@ struct Divisor {
   // By division, so on the host. What is divided by a Divisor(0) means nothing.
   HOPGEMM_HOST_DEVICE constexpr explicit Divisor(int divisor) : value(divisor) {
     if (divisor <= 0) return;
-    while (int64_t{1} << shift < divisor) ++shift;
+    shift = std::bit_width(static_cast<uint32_t>(divisor - 1));
     magic = static_cast<uint32_t>(((uint64_t{1} << (31 + shift)) + divisor - 1) / divisor);
   }
   HOPGEMM_HOST_DEVICE constexpr operator int() const { return value; }

@@ -65,7 +65,7 @@ HOPGEMM_HOST_DEVICE constexpr TileGrid make_tile_grid(const Config& config, int6
   const int m_blocks = ceil_div(m, c.tile_m * c.cluster_m), n_blocks = ceil_div(n, c.tile_n * c.cluster_n);
   const int across = s.along_m ? n_blocks : m_blocks, length = s.along_m ? m_blocks : n_blocks;
   const int group = s.group < across ? s.group : across;  // so that group * length fits
-  const int last_strip = across > 0 ? (across - 1) / group : 0;
+  const int last_strip = (across - 1) / group;
   const int blocks = m_blocks * n_blocks * batch_inner * batch_outer, k_tiles = ceil_div(k, kTileK);
   int ranges = 0, range_steps = 0, k_step = 1, end = blocks;
   if (s.tail > 0) {
