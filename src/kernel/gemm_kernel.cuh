@@ -18,6 +18,8 @@ __device__ __forceinline__ void gemm_kernel(const GemmParams<CUtensorMap>& param
     ptx::prefetch_tensormap(&params.a);
     ptx::prefetch_tensormap(&params.b);
   }
+  Tile first{};
+  if (warp == kProducerWarp) first = same_in_warp(first_tile(hw, params));
   enter(hw, params.grid.split);
 
   // HAZARD: consumers first. With the producer's branch first ptxas serializes every wgmma (C7510).
@@ -26,7 +28,7 @@ __device__ __forceinline__ void gemm_kernel(const GemmParams<CUtensorMap>& param
     consume(hw, params);
   } else {
     ptx::setmaxnreg_dec<producer_registers(kConfig)>();
-    if (warp == kProducerWarp && ptx::elect_one()) produce(hw, params);
+    if (warp == kProducerWarp && ptx::elect_one()) produce(hw, params, first);
   }
 }
 

@@ -46,13 +46,21 @@ HOPGEMM_DEVICE void load_steps(Hw& hw, const GemmParams<typename Hw::TensorMap>&
   for (int step = k.first, left = k.count; left > 0; --left, step += k.step) load_step(hw, p, t, step, state);
 }
 
+// The tile that a CTA loads first, by the whole warp of the producer. Before the barriers are made, so that it
+// costs no time: afterwards nothing would hide it.
+template <class Hw>
+HOPGEMM_DEVICE Tile first_tile(const Hw& hw, const GemmParams<typename Hw::TensorMap>& p) {
+  return TileScheduler<Hw::kKernelConfig>(p.grid, hw.cluster(), hw.num_clusters(), hw.cta_rank()).tile();
+}
+
 // Where the next tile lies is worked out when the ring is full of this one, if K is so long: time that is
 // free. Between two tiles the loads would come late by it.
-template <class Hw> HOPGEMM_DEVICE void produce(Hw& hw, const GemmParams<typename Hw::TensorMap>& p) {
+template <class Hw>
+HOPGEMM_DEVICE void produce(Hw& hw, const GemmParams<typename Hw::TensorMap>& p, const Tile& first) {
   constexpr KernelConfig kConfig = Hw::kKernelConfig;
   PipelineState<kConfig.num_stages> state;
   TileScheduler<kConfig> tiles(p.grid, hw.cluster(), hw.num_clusters(), hw.cta_rank());
-  Tile next = tiles.tile();  // before the wait, since the first load comes right after it
+  Tile next = first;
   hw.wait_for_launches();  // HAZARD: before it the operands may not be written yet
   if (p.leaves_room) hw.allow_next_launch();
   while (tiles.valid()) {

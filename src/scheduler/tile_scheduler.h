@@ -23,9 +23,9 @@ struct TileGrid {
   Divisor per_product, per_strip;  // tiles
   Divisor group, last_group;  // the width of a strip, and of the last one
   int last_strip;
-  int k_period;
+  Divisor k_period;
   bool along_m;
-  int k_tiles;  // steps of K of a tile
+  Divisor k_tiles;  // steps of K of a tile
   int whole;  // tiles before the tail
   int ranges;  // of the tail
   Divisor range_steps;  // their length at most
@@ -84,9 +84,9 @@ HOPGEMM_HOST_DEVICE constexpr TileGrid make_tile_grid(const Config& config, int6
           .group = Divisor(group),
           .last_group = Divisor(across - last_strip * group),
           .last_strip = last_strip,
-          .k_period = s.k_period,
+          .k_period = Divisor(s.k_period),
           .along_m = s.along_m,
-          .k_tiles = k_tiles,
+          .k_tiles = Divisor(k_tiles),
           .whole = blocks - s.tail,
           .ranges = ranges,
           .range_steps = Divisor(range_steps),
@@ -135,10 +135,7 @@ HOPGEMM_HOST_DEVICE constexpr Piece piece_at(const TileGrid& g, int place) {
   const int block = step / g.k_tiles;
   const int left_of_range = (range + 1) * g.range_steps - step,
             left_of_block = (block + 1) * g.k_tiles - step;
-  const int left = g.end - place;  // the last range may be shorter
-  const int count = left_of_block < left_of_range ? left_of_block
-                    : left_of_range < left        ? left_of_range
-                                                  : left;
+  const int count = left_of_block < left_of_range ? left_of_block : left_of_range;
   // Every step into the next block or range is one part further.
   return {g.whole + block, {step - block * g.k_tiles, count, 1}, range + block};
 }

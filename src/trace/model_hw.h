@@ -68,7 +68,7 @@ template <KernelConfig kConfig> int64_t run_model(const ModelLaunch& launch, Tra
       model.add(std::move(hw), [&h, &params] {
         enter(h, params.grid.split);
         if (h.consumer() >= 0) consume(h, params);
-        else produce(h, params);
+        else produce(h, params, first_tile(h, params));
       });
     }
   }

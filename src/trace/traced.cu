@@ -128,7 +128,7 @@ __device__ __forceinline__ void traced_kernel(const GemmParams<CUtensorMap>& par
     ptx::setmaxnreg_dec<producer_registers(kConfig)>();
     if (!ptx::elect_one()) return;
     if (warp == kProducerWarp) {
-      produce(hw, params);
+      produce(hw, params, first_tile(hw, params));
       save_count(kProducerRole);
     } else if (warp == kWatcherWarp) {
       watch<kConfig>(hw, params);

@@ -68,7 +68,7 @@ template <class Hw> emulated::Result emulate(const emulated::Launch& launch) {
   static_assert(Hardware<Hw>);
   return emulate_roles<Hw>(launch, [&launch](Hw& hw) {
     if (hw.consumer() >= 0) consume(hw, launch.params);
-    else produce(hw, launch.params);
+    else produce(hw, launch.params, first_tile(hw, launch.params));
   });
 }
 

@@ -10,12 +10,23 @@
 #include "hw/ptx/tma.cuh"
 #include "hw/ptx/wgmma.cuh"
 #include "kernel/layout.h"
+#include "scheduler/tile_scheduler.h"
 
 namespace hopgemm {
 
 // One value for the whole warp, and known to the compiler as such. Without the shuffle it works the value out
 // anew wherever it is used, before every single copy.
 template <class T> __device__ __forceinline__ T same_in_warp(T x) { return __shfl_sync(0xffffffff, x, 0); }
+
+// The compiler works it out here, not where it is used.
+__device__ __forceinline__ Tile same_in_warp(const Tile& t) {
+  return {same_in_warp(t.m),
+          same_in_warp(t.n),
+          same_in_warp(t.batch_inner),
+          same_in_warp(t.batch_outer),
+          {same_in_warp(t.k.first), same_in_warp(t.k.count), same_in_warp(t.k.step)},
+          same_in_warp(t.is_part)};
+}
 
 __device__ __forceinline__ int warp_index() { return same_in_warp(static_cast<int>(threadIdx.x) / kWarp); }
 
