@@ -16,6 +16,7 @@ from ._shapes import Shape
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _COLUMNS = 8192  # of B in fp64 at a time: half a GB where K is 8192
 _SWEEP_BYTES = 4 << 30  # far above any L2
+_GRAPH_LAUNCHES = 16  # of a step at least: what lies between two graphs is no part of a product
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Operands = tuple[torch.Tensor, torch.Tensor]
@@ -69,6 +70,7 @@ class TorchContender:
     ) -> None:
         self.name, self.config, self.timing = name, config, "CUDA graph" if graph else "CUDA events"
         self._product, self._sets, self._reference, self._backend = product, sets, reference, backend
+        self._rotations = math.ceil(_GRAPH_LAUNCHES / len(sets))
         self._prepare()
         self._graph = self._capture() if graph else None
 
@@ -81,8 +83,8 @@ class TorchContender:
             for i in range(launches):
                 self._launch(self._sets[i % len(self._sets)])
         else:
-            replays = math.ceil(launches / len(self._sets))
-            launches = replays * len(self._sets)
+            replays = math.ceil(launches / (self._rotations * len(self._sets)))
+            launches = replays * self._rotations * len(self._sets)
             for _ in range(replays):
                 self._graph.replay()
         last.record()
@@ -106,7 +108,7 @@ class TorchContender:
         self._launch(self._sets[0])  # what the library does once must not be captured
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            for step in self._sets:
+            for step in self._sets * self._rotations:
                 self._launch(step)
         return graph
 
