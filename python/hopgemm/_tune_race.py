@@ -21,7 +21,7 @@ from . import _cache, _core
 from ._cache import Key, Tuned
 
 # CTAs of a cluster that share a tile's K, and walks over the tiles (docs/tuning.md).
-_SPLITS = (2, 4, 8)
+_SPLITS = (2, 4)
 _WALKS = ("+m4", "+m8", "+m16", "+n4", "+n8")
 _TILE_K = 64
 _PADDING = 8  # times the elements of the tiles that fit best: more is no candidate

@@ -27,14 +27,12 @@ inline constexpr int kProducerWarp = kNumConsumers * kWarpsPerGroup;  // the fir
 inline constexpr int kMmaM = 64, kMmaK = 16;  // wgmma's fixed sizes
 inline constexpr int kSwizzleBytes = 128;  // a row of the swizzle atom; 8 rows are an atom
 inline constexpr int kAtomBytes = 8 * kSwizzleBytes;
-inline constexpr int kChunkN = kSwizzleBytes / 2;  // an MN-major operand lies in chunks this wide
+inline constexpr int kChunkN = kSwizzleBytes / 2;  // an MN-major operand lies in chunks this wide, or half
 inline constexpr int kStagingBytes = kMmaM * kSwizzleBytes;  // a piece of the result on its way out: 64 rows
 inline constexpr int kStagingSlots = 2;  // per consumer: fill one while TMA reads the other
-inline constexpr int kBandRows = 16;  // of the accumulator, one warp's
-inline constexpr int kExchangeSlots = 8;  // a band each
-inline constexpr int kBandColumnBytes = (kBandRows + 4) * 4;  // a column of a band: 16 fp32 and a gap
 inline constexpr int kMaxTmaBox = 256;  // elements in one box dimension
-inline constexpr int kMaxClusterSize = 8;  // what every device takes
+inline constexpr int kMaxSplit = 4;  // CTAs that share a tile of a swapped kernel
+inline constexpr int kMaxClusterSize = 2 * kMaxSplit;  // what every device takes
 
 // `a` is the operand that wgmma reads 64 rows at a time, `b` the other one, d is tile_m x tile_n: in a
 // swapped kernel a is the caller's B, and the result's rows are the caller's columns (host/swap.h).
@@ -105,9 +103,15 @@ constexpr int mma_rows(const KernelConfig& c) { return consumer_m(c) / kMmaM; } 
 constexpr int first_mma_n(int tile_n) { return tile_n <= 256 ? tile_n : 192; }
 
 constexpr int a_stage_bytes(const KernelConfig& c) { return c.tile_m * kTileK * 2; }
+// How wide the chunks of an MN-major B are: narrow ones load a width that is no multiple of 64 without waste.
+// (Not 224, of which they would be seven: more copies a step than the producer has registers for. K-major:
+// the 64 elements of a row.)
+constexpr int b_chunk(const KernelConfig& c) {
+  return c.b_major == Major::kK || c.tile_n % kChunkN == 0 || c.tile_n > 192 ? kChunkN : kChunkN / 2;
+}
 // Columns that are loaded: an MN-major operand comes in whole chunks.
 constexpr int b_columns(const KernelConfig& c) {
-  return c.b_major == Major::kK ? c.tile_n : ceil_div(c.tile_n, kChunkN) * kChunkN;
+  return c.b_major == Major::kK ? c.tile_n : ceil_div(c.tile_n, b_chunk(c)) * b_chunk(c);
 }
 constexpr int b_stage_bytes(const KernelConfig& c) { return b_columns(c) * kTileK * 2; }
 
@@ -121,23 +125,20 @@ constexpr int empty_arrivals(const KernelConfig& c) {
   return (is_cooperative(c) ? kNumConsumers : 1) * (c.cluster_m + c.cluster_n - 1);
 }
 constexpr int turn_arrivals(const KernelConfig&) { return 1; }
-// The bands that a CTA owns come from every CTA of the split: 8 in all, whose bytes the owner announces. They
-// are free again when both consumers of every owner have read.
+// The parts that a CTA sums come from every other CTA of the split, and their bytes are announced. They are
+// free again when both consumers of every owner have read.
 constexpr int sums_full_arrivals(const KernelConfig&) { return 1; }
 constexpr int sums_empty_arrivals(const KernelConfig&, int split) { return kNumConsumers * split; }
 
-// Where the partial sums of a swapped kernel meet: each of the 16-row bands that the 8 warps of a tile hold
-// goes to the CTA that owns it, one slot for every band and CTA of the split (kernel/exchange.h). The gap
-// behind a column lets the warp that writes a band touch every bank.
-constexpr int exchange_slot_bytes(const KernelConfig& c) {
-  return (c.tile_n * kBandColumnBytes + kAtomBytes - 1) / kAtomBytes * kAtomBytes;
+// Where the partial sums of a swapped kernel meet: room for one part of the tile from every CTA of the split
+// (kernel/exchange.h).
+constexpr int exchange_bytes(const KernelConfig& c) {
+  return c.tile_m * c.tile_n * static_cast<int>(sizeof(float));
 }
-
-// What a `sums_full` barrier waits for: 8 bands, from whichever CTA.
-constexpr int band_bytes(const KernelConfig& c) {
-  return kBandRows * c.tile_n * static_cast<int>(sizeof(float));
+// What a `sums_full` barrier waits for: the parts of the others.
+constexpr int sums_tx_bytes(const KernelConfig& c, int split) {
+  return exchange_bytes(c) - exchange_bytes(c) / split;
 }
-constexpr int sums_tx_bytes(const KernelConfig& c) { return kExchangeSlots * band_bytes(c); }
 
 // Shared memory, in bytes from a 1024-byte aligned base: A stages, B stages, the result on its way out
 // (staging, or exchange), barriers (in no TMA destination).
@@ -147,14 +148,10 @@ constexpr int b_offset(const KernelConfig& c, int stage) {
 }
 constexpr int result_offset(const KernelConfig& c) { return b_offset(c, c.num_stages); }
 constexpr int result_bytes(const KernelConfig& c) {
-  return is_swapped(c) ? kExchangeSlots * exchange_slot_bytes(c)
-                       : kNumConsumers * kStagingSlots * kStagingBytes;
+  return is_swapped(c) ? exchange_bytes(c) : kNumConsumers * kStagingSlots * kStagingBytes;
 }
 constexpr int staging_offset(const KernelConfig& c, int consumer, int slot) {
   return result_offset(c) + (consumer * kStagingSlots + slot) * kStagingBytes;
-}
-constexpr int exchange_offset(const KernelConfig& c, int slot) {
-  return result_offset(c) + slot * exchange_slot_bytes(c);
 }
 constexpr int barrier_offset(const KernelConfig& c, int index) {
   return result_offset(c) + result_bytes(c) + index * 8;
@@ -194,18 +191,18 @@ constexpr bool is_valid(const KernelConfig& c) {
   const bool columns = narrow || (c.tile_n >= 64 && c.tile_n % (is_swapped(c) ? 64 : 16) == 0);
   const bool tile = consumer_m(c) % kMmaM == 0 && mma_rows(c) >= 1 && columns && c.tile_n <= 320 &&
                     c.tile_m / c.cluster_n <= kMaxTmaBox;
-  const bool bands = !is_swapped(c) || (c.tile_m == kExchangeSlots * kBandRows && c.tile_n <= 128 &&
-                                        c.tile_n % (8 * c.cluster_m) == 0);
+  const bool sides =
+      !is_swapped(c) || (consumer_m(c) == kMmaM && c.tile_n <= 128 && c.tile_n % (8 * c.cluster_m) == 0);
   const bool b_box = c.b_major == Major::kMN || c.tile_n / c.cluster_m <= kMaxTmaBox;
-  return c.dtype != DType::kF32 && cluster && tile && bands && b_box && accumulator_registers(c) <= 192 &&
+  return c.dtype != DType::kF32 && cluster && tile && sides && b_box && accumulator_registers(c) <= 192 &&
          c.num_stages >= 2 && smem_bytes(c) <= kMaxSmemBytes;
 }
 
-// The split must leave every CTA of it a step of K, and a cluster that every device takes.
+// The split must leave every CTA of it a step of K.
 constexpr bool is_valid_split(const KernelConfig& c, int split, int64_t k_tiles) {
   if (split == 1) return true;
   const bool power_of_two = split > 0 && (split & (split - 1)) == 0;
-  return is_swapped(c) && power_of_two && cluster_size(c, split) <= kMaxClusterSize && split <= k_tiles;
+  return is_swapped(c) && power_of_two && split <= kMaxSplit && split <= k_tiles;
 }
 
 }  // namespace hopgemm

@@ -60,11 +60,10 @@ Status choose(const NormalProblem& p, const Problem& problem, const char* config
         config, smem_bytes(c), facts.name, facts.max_smem_bytes);
   const int k_tiles = ceil_div(p.k, kTileK);
   if (!is_valid_split(c, choice.schedule.split, k_tiles))
-    return failure(
-        Code::kInvalidArgument,
-        "hopgemm: config '%s' splits K %d ways; swapped kernels take a power of two, at most %d CTAs a"
-        " cluster and %d here (a step of 64 for each). Take a smaller split, or \"auto\"",
-        config, choice.schedule.split, kMaxClusterSize, k_tiles);
+    return failure(Code::kInvalidArgument,
+                   "hopgemm: config '%s' splits K %d ways; swapped kernels take 2 or 4, and no more than there"
+                   " are steps of 64 (%d steps here). Take a smaller split, or \"auto\"",
+                   config, choice.schedule.split, k_tiles);
   const double blocks = count_blocks(c, p);
   if (!is_valid_tail(c, choice.schedule, blocks, k_tiles))
     return failure(

@@ -39,17 +39,16 @@
 //   store_wait_read it is a store that has finished.
 // - store_wait_read<n>: all but the last n stores have read their slots; then consumer_sync.
 // - store_drain: every store is done, in memory too.
-// - keep_sums: each warp puts its 16 rows of the accumulator into its own CTA's exchange slots, by
-//   ordinary writes. For a CTA that shares its tile with no other.
-// - consumers_sync: all threads of both consumers meet.
-// - send_sums: returns at once, and has read the accumulator; some time later each warp's 16 rows of it
-//   are in the exchange slot of the CTA that owns them, and their bytes are counted on sums_full there.
+// - send_sums: returns at once, and has read the accumulator; some time later every part of it but the own
+//   one is in the exchange buffer of the CTA that sums it, and its bytes are counted on sums_full there.
 // - wait_peers: as wait, for what other CTAs arrived with: what they wrote into this CTA's shared
 //   memory is visible after it, and what they read of theirs may be overwritten.
-// - reduce_sums: this consumer's share of the CTA's own bands: adds the parts in the order of the
-//   split, scales, rounds, and writes by plain stores what lies inside the result.
+// - add_sums: adds the own part of this consumer and those that the others sent, in the order of the split;
+//   the sums take the own part's place in the accumulator.
 // - arrive_split: one arrival on this barrier in every CTA that shares the tile. Orders nothing but
-//   reads whose values have been used: those of reduce_sums.
+//   reads whose values have been used: those of add_sums.
+// - store_sums: rounds the own part of the accumulator, all of it without a split, and writes by plain stores
+//   what lies inside the result.
 #pragma once
 #include <concepts>
 #include <cstdint>
@@ -101,10 +100,9 @@ concept Hardware =
       hw.store_drain();
       hw.wait_peers(hw.sums_full(), 0u);
       hw.wait_peers(hw.sums_empty(), 0u);
-      hw.keep_sums(acc);
-      hw.consumers_sync();
       hw.send_sums(acc, i);
-      hw.reduce_sums(epilogue, tile, i);
+      hw.add_sums(acc, i);
+      hw.store_sums(acc, epilogue, tile, i);
       hw.arrive_split(hw.sums_empty(), i);
     };
 

@@ -74,7 +74,7 @@ template <class Hw> HOPGEMM_DEVICE void consume(Hw& hw, const GemmParams<typenam
       epilogue(hw, acc, t, p, staging, rounded);
       continue;
     }
-    const Tile t = tiles.output();
+    Tile t = tiles.output();
     if constexpr (!is_cooperative(kConfig)) {
       // The tensor cores are the other one's until it has issued its last wgmma.
       hw.wait(hw.turn(consumer), turn_phase);
@@ -82,8 +82,11 @@ template <class Hw> HOPGEMM_DEVICE void consume(Hw& hw, const GemmParams<typenam
     }
     main_loop<0>(hw, acc, state, k_tiles, peers, [](int) {});
     if constexpr (is_swapped(kConfig)) {
-      exchange(hw, acc, t, p, exchange_phase);
+      if (p.grid.split > 1) exchange(hw, acc, p.grid.split, exchange_phase);
       exchange_phase ^= 1;
+      t.m += consumer * consumer_m(kConfig);
+      if (p.epilogue.scaled) hw.scale(acc, p.epilogue, t);
+      hw.store_sums(acc, p.epilogue, t, p.grid.split);
     } else {
       epilogue(hw, acc, t, p, staging, rounded);
     }

@@ -35,25 +35,27 @@ HOPGEMM_HOST_DEVICE constexpr uint32_t peer_mask(const KernelConfig& c, int rank
 
 // ---- operand tiles
 // ----------------------------------------------------------------------------------------------------
-// K-major: rows of 64 K elements (128 bytes, swizzled), one after another; one box. MN-major: chunks 64 wide,
-// each tile_k rows of 128 bytes; a box per chunk. Multicast shares: K-major along MN, MN-major along K.
+// K-major: rows of 64 K elements (128 bytes, swizzled), one after another; one box. MN-major: chunks 64 or 32
+// wide, each tile_k swizzled rows; a box per chunk. Multicast shares: K-major along MN, MN-major along K.
 
 struct OperandTile {
   int extent;  // along M or N
   Major major;
   int sharers;  // CTAs that each load one slice and multicast it
+  int chunk;  // elements of a row
 };
 HOPGEMM_HOST_DEVICE constexpr OperandTile a_tile(const KernelConfig& c) {
-  return {c.tile_m, c.a_major, c.cluster_n};
+  return {c.tile_m, c.a_major, c.cluster_n, kChunkN};
 }
 HOPGEMM_HOST_DEVICE constexpr OperandTile b_tile(const KernelConfig& c) {
-  return {b_columns(c), c.b_major, c.cluster_m};
+  return {b_columns(c), c.b_major, c.cluster_m, b_chunk(c)};
 }
 
 HOPGEMM_HOST_DEVICE constexpr int num_boxes(const OperandTile& t) {  // in one slice
-  return t.major == Major::kK ? 1 : t.extent / kChunkN;
+  return t.major == Major::kK ? 1 : t.extent / t.chunk;
 }
-HOPGEMM_HOST_DEVICE constexpr int box_rows(const OperandTile& t) {  // rows of 128 bytes
+HOPGEMM_HOST_DEVICE constexpr int row_bytes(const OperandTile& t) { return t.chunk * 2; }
+HOPGEMM_HOST_DEVICE constexpr int box_rows(const OperandTile& t) {
   return (t.major == Major::kK ? t.extent : kTileK) / t.sharers;
 }
 
@@ -64,20 +66,27 @@ struct Box {
 };
 HOPGEMM_HOST_DEVICE constexpr Box box_at(const OperandTile& t, int slice, int box) {
   const int row = slice * box_rows(t);
-  if (t.major == Major::kK) return {0, row, row * kSwizzleBytes};
-  return {box * kChunkN, row, (box * kTileK + row) * kSwizzleBytes};
+  if (t.major == Major::kK) return {0, row, row * row_bytes(t)};
+  return {box * t.chunk, row, (box * kTileK + row) * row_bytes(t)};
 }
 
 // ---- wgmma: byte offset in a stage of the 64-row (A) or n-column (B) block at `mn`, k16 step `step`
 // -----------------------
 
-HOPGEMM_HOST_DEVICE constexpr int mma_offset(Major major, int mn, int step) {
-  if (major == Major::kK) return mn * kSwizzleBytes + step * kMmaK * 2;
-  return mn / kChunkN * (kTileK * kSwizzleBytes) + step * kMmaK * kSwizzleBytes;
+HOPGEMM_HOST_DEVICE constexpr int mma_offset(const OperandTile& t, int mn, int step) {
+  if (t.major == Major::kK) return mn * row_bytes(t) + step * kMmaK * 2;
+  return (mn / t.chunk * kTileK + step * kMmaK) * row_bytes(t);
 }
 
-// ---- 128-byte swizzle
+// ---- swizzle
 // -------------------------------------------------------------------------------------------------
+
+// Where the byte that would lie at `address`, counted from a multiple of 1024, does lie in a buffer of rows
+// of 128 or 64 bytes: 16-byte pieces of a row are xored with what stands 3 bits above. (PTX ISA, "Swizzling
+// modes": 128B, 64B.)
+HOPGEMM_HOST_DEVICE constexpr int swizzled(int address, int row_bytes) {
+  return address ^ (address >> 3 & (row_bytes - 16));
+}
 
 // Byte offset of (row, byte) in a buffer of 128-byte rows that starts at a multiple of 1024: the 16-byte
 // chunk is xored with the row's place in its atom. (PTX ISA, "Swizzling modes": 128B.)
@@ -97,6 +106,19 @@ HOPGEMM_HOST_DEVICE constexpr RowCol accumulator_at(int thread, int index) {
   return {warp * 16 + lane / 4 + (index / 2 % 2) * 8, index / 4 * 8 + lane % 4 * 2 + index % 2};
 }
 
+// Which of its thread's elements (row, col) is.
+HOPGEMM_HOST_DEVICE constexpr int accumulator_index(int row, int col) {
+  return col / 8 * 4 + row / 8 % 2 * 2 + col % 2;
+}
+
+// 8 columns of an accumulator, transposed (PtxHw::store_half): where the kRowsAtOnce rows of one column begin
+// that thread `thread` has of them.
+inline constexpr int kRowsAtOnce = 4;
+HOPGEMM_HOST_DEVICE constexpr RowCol transposed_at(int thread) {
+  const int warp = thread / kWarp, lane = thread % kWarp;
+  return {warp * 16 + lane % 2 * 8 + lane / 2 % 2 * 4, lane / 4};
+}
+
 // stmatrix.x4 of 16-bit elements: lane `lane` of warp `warp` gives the address of one 16-byte row of four 8x8
 // matrices (rows 0-7 and 8-15 of columns 0-7, then of 8-15) that hold accumulator elements 8 * pair .. 8 *
 // pair + 7.
@@ -108,28 +130,27 @@ HOPGEMM_HOST_DEVICE constexpr int stmatrix_offset(int warp, int lane, int pair) 
 // ---- exchange of partial sums (exchange.h)
 // -----------------------------------------------------------------------------
 
-// Which CTA of the split sums band `band` (16 rows of the tile, one warp's), and into which slot the CTA
-// `source` of the split sends it. HAZARD: split is a power of two, at most kExchangeSlots.
-HOPGEMM_HOST_DEVICE constexpr int bands_per_owner(int split) { return kExchangeSlots / split; }
-HOPGEMM_HOST_DEVICE constexpr int band_owner(int band, int split) { return band / bands_per_owner(split); }
-HOPGEMM_HOST_DEVICE constexpr int exchange_slot(int band, int source, int split) {
-  return source * bands_per_owner(split) + band % bands_per_owner(split);
+// A thread's sums, in the order of its accumulator, are `split` parts of one length; part i is summed by CTA
+// i of the split, in the thread of the same place. HAZARD: split is a power of two.
+HOPGEMM_HOST_DEVICE constexpr int part_length(const KernelConfig& c, int split) {
+  return accumulator_registers(c) / split;
 }
-HOPGEMM_HOST_DEVICE constexpr int exchange_byte(int row, int col) { return col * kBandColumnBytes + row * 4; }
-
-// What one thread sums and writes: half a column of a band, 8 rows. Neighbours share a column, so that a pair
-// of threads fills a 32-byte sector of 16-bit results.
-inline constexpr int kUnitRows = 8;
-struct ExchangeUnit {
-  int band, row, col;  // `row` in the band
-};
-HOPGEMM_HOST_DEVICE constexpr int exchange_units(const KernelConfig& c, int split) {
-  return bands_per_owner(split) * c.tile_n * (kBandRows / kUnitRows);
+// The part that (row, col) of the accumulator is in.
+HOPGEMM_HOST_DEVICE constexpr int part_of(const KernelConfig& c, int row, int col, int split) {
+  return accumulator_index(row, col) * split / accumulator_registers(c);  // a shift
 }
-HOPGEMM_HOST_DEVICE constexpr ExchangeUnit exchange_unit(const KernelConfig& c, int owner, int split,
-                                                         int index) {
-  const int half = index % 2, column = index / 2;
-  return {owner * bands_per_owner(split) + column / c.tile_n, half * kUnitRows, column % c.tile_n};
+HOPGEMM_HOST_DEVICE constexpr int vector_length(int part_length) { return part_length < 4 ? part_length : 4; }
+HOPGEMM_HOST_DEVICE constexpr int part_bytes(const KernelConfig& c, int split) {  // of one consumer
+  return part_length(c, split) * kWarpgroup * static_cast<int>(sizeof(float));
+}
+// Where consumer `consumer` finds its part from CTA `source`, and sum `index` of thread `thread` in it: what
+// a warp sends at once lies in one piece.
+HOPGEMM_HOST_DEVICE constexpr int part_offset(const KernelConfig& c, int split, int consumer, int source) {
+  return result_offset(c) + (consumer * split + source) * part_bytes(c, split);
+}
+HOPGEMM_HOST_DEVICE constexpr int sum_byte(int part_length, int thread, int index) {
+  const int vector = vector_length(part_length);
+  return (index / vector * kWarpgroup + thread) * vector * 4 + index % vector * 4;
 }
 
 // ---- staged fp32

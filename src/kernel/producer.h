@@ -46,8 +46,8 @@ HOPGEMM_DEVICE void load_steps(Hw& hw, const GemmParams<typename Hw::TensorMap>&
   for (int step = k.first, left = k.count; left > 0; --left, step += k.step) load_step(hw, p, t, step, state);
 }
 
-// The tile that a CTA loads first, by the whole warp of the producer. Before the barriers are made, so that it
-// costs no time: afterwards nothing would hide it.
+// The tile that a CTA loads first, by the whole warp of the producer. Before the barriers are made, so that
+// it costs no time: afterwards nothing would hide it.
 template <class Hw>
 HOPGEMM_DEVICE Tile first_tile(const Hw& hw, const GemmParams<typename Hw::TensorMap>& p) {
   return TileScheduler<Hw::kKernelConfig>(p.grid, hw.cluster(), hw.num_clusters(), hw.cta_rank()).tile();

@@ -33,7 +33,7 @@ template <KernelConfig kConfig> class Fp16Hw : public PtxHw<kConfig> {
   __device__ __forceinline__ void mma(Accumulator& acc, int stage, bool accumulate) {
     const int first_row = Base::consumer() * consumer_m(kConfig);
     const uint64_t a = ptx::smem_descriptor(
-        smem_ + a_offset(kConfig, stage) + mma_offset(Major::kK, first_row, 0), Major::kK);
+        smem_ + a_offset(kConfig, stage) + mma_offset(a_tile(kConfig), first_row, 0), Major::kK);
     const uint64_t b = ptx::smem_descriptor(smem_ + b_offset(kConfig, stage), Major::kK);
     fence(acc);
     ptx::wgmma_fence();
@@ -41,8 +41,8 @@ template <KernelConfig kConfig> class Fp16Hw : public PtxHw<kConfig> {
     for (int step = 0; step < kTileK / kMmaK; ++step) {
 #pragma unroll
       for (int row = 0; row < mma_rows(kConfig); ++row)
-        wgmma_m64n256k16_f16(acc.v[row], a + (mma_offset(Major::kK, row * kMmaM, step) >> 4),
-                             b + (mma_offset(Major::kK, 0, step) >> 4), accumulate || step > 0);
+        wgmma_m64n256k16_f16(acc.v[row], a + (mma_offset(a_tile(kConfig), row * kMmaM, step) >> 4),
+                             b + (mma_offset(a_tile(kConfig), 0, step) >> 4), accumulate || step > 0);
     }
   }
   template <int kPending> __device__ __forceinline__ void mma_wait(Accumulator& acc) {

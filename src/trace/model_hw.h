@@ -21,7 +21,7 @@ template <KernelConfig kConfig> class ModelHw : public ModelRole {
   template <bool kMulticast>
   void load(const TensorMap&, int offset, uint32_t barrier, int, int, int, int, uint32_t mask, CachePolicy) {
     const OperandTile tile = offset < b_offset(kConfig, 0) ? a_tile(kConfig) : b_tile(kConfig);
-    load_bytes(box_rows(tile) * kSwizzleBytes, barrier, kMulticast ? mask : 1u << cta_rank());
+    load_bytes(box_rows(tile) * row_bytes(tile), barrier, kMulticast ? mask : 1u << cta_rank());
   }
   void mma(Accumulator&, int, bool) { multiply(); }
   template <int kPending> void mma_wait(Accumulator&) { wait_groups(kPending); }

@@ -1,4 +1,5 @@
 // The numbers of every shipped config, recomputed from what they stand for.
+#include <map>
 #include <set>
 #include <utility>
 #include <vector>
@@ -15,16 +16,17 @@ namespace {
 template <class F> void for_each_load(const KernelConfig& c, int rank, F f) {
   for (int i = 0; i < num_boxes(a_tile(c)); ++i)
     f(a_multicast_mask(c, rank), a_offset(c, 0) + box_at(a_tile(c), cluster_n_index(c, rank), i).offset_bytes,
-      box_rows(a_tile(c)) * kSwizzleBytes);
+      box_rows(a_tile(c)) * row_bytes(a_tile(c)));
   for (int i = 0; i < num_boxes(b_tile(c)); ++i)
     f(b_multicast_mask(c, rank), b_offset(c, 0) + box_at(b_tile(c), cluster_m_index(c, rank), i).offset_bytes,
-      box_rows(b_tile(c)) * kSwizzleBytes);
+      box_rows(b_tile(c)) * row_bytes(b_tile(c)));
 }
 
-// An MN-major B comes in chunks of 64 columns.
+// An MN-major B comes in chunks of 64 columns, or of 32 where these would be loaded in vain.
 int loaded_columns(const KernelConfig& c) {
-  const int rest = c.tile_n % 64;
-  return c.b_major == Major::kMN && rest ? c.tile_n + 64 - rest : c.tile_n;
+  if (c.b_major == Major::kK || c.tile_n % 64 == 0) return c.tile_n;
+  const int chunk = c.tile_n < 192 ? 32 : 64;
+  return (c.tile_n + chunk - 1) / chunk * chunk;
 }
 
 // Every byte of a stage arrives once, from whichever CTA, and the barrier waits for just so many.
@@ -78,7 +80,7 @@ void check_smem(const KernelConfig& c) {
   for (int s = 0; s < c.num_stages; ++s) region(a_offset(c, s), c.tile_m * 128, 1024);
   for (int s = 0; s < c.num_stages; ++s) region(b_offset(c, s), loaded_columns(c) * 128, 1024);
   if (is_swapped(c)) {
-    for (int slot = 0; slot < 8; ++slot) region(exchange_offset(c, slot), exchange_slot_bytes(c), 1024);
+    region(result_offset(c), exchange_bytes(c), 1024);
   } else {
     for (int consumer = 0; consumer < 2; ++consumer)
       for (int slot = 0; slot < kStagingSlots; ++slot)
@@ -104,39 +106,62 @@ void check_registers(const KernelConfig& c) {
   CHECK(accumulator_registers(c) + 24 <= consumer_registers(c));
 }
 
-// Every band reaches one owner, in a slot of its own for each source; the units of all owners are the tile;
-// what the 32 lanes of a warp write at once lies in 32 banks.
+// The parts that the consumers of a CTA get, one from each CTA of the split, fill the exchange buffer; what a
+// warp sends or reads at once is one piece of it.
+void check_parts(const KernelConfig& c, int split) {
+  std::set<int> bytes;
+  const int length = part_length(c, split), vector = vector_length(length);
+  for (int consumer = 0; consumer < 2; ++consumer) {
+    for (int source = 0; source < split; ++source) {
+      const int first = part_offset(c, split, consumer, source);
+      CHECK(first % 1024 == 0 && part_bytes(c, split) % 1024 == 0);
+      for (int thread = 0; thread < 128; ++thread) {
+        for (int i = 0; i < length; ++i) {
+          bytes.insert(first + sum_byte(length, thread, i));
+          CHECK(sum_byte(length, thread, i) == sum_byte(length, 0, i) + thread * vector * 4);
+        }
+        for (int i = 0; i < length; i += vector) CHECK(sum_byte(length, thread, i) % (4 * vector) == 0);
+      }
+    }
+  }
+  CHECK(static_cast<int>(bytes.size()) * 4 == exchange_bytes(c) && *bytes.begin() == result_offset(c) &&
+        *bytes.rbegin() + 4 == result_offset(c) + exchange_bytes(c));
+  CHECK(sums_tx_bytes(c, split) == 2 * (split - 1) * part_bytes(c, split));
+}
+
+// Each element of the tile has one owner, the CTA that has it in its part, whichever way it leaves: by
+// itself, or transposed, a few rows at once.
+void check_owners(const KernelConfig& c, int split) {
+  std::map<std::pair<int, int>, int> owners;
+  for (int thread = 0; thread < 128; ++thread) {
+    for (int i = 0; i < c.tile_n / 2; ++i) {
+      const RowCol at = accumulator_at(thread, i);
+      CHECK(accumulator_index(at.row, at.col) == i);
+      CHECK(part_of(c, at.row, at.col, split) == i / part_length(c, split));
+      owners[{at.row, at.col}] = i / part_length(c, split);
+    }
+  }
+  CHECK(static_cast<int>(owners.size()) == 64 * c.tile_n);
+  std::set<std::pair<int, int>> leave;
+  for (int thread = 0; thread < 128; ++thread) {
+    for (int column = 0; column < c.tile_n; column += 8) {
+      const RowCol at = transposed_at(thread);
+      for (int r = 0; r < kRowsAtOnce; ++r) {
+        leave.insert({at.row + r, column + at.col});
+        const int owner = owners[{at.row + r, column + at.col}];
+        CHECK(owner == part_of(c, at.row, column + at.col, split));
+      }
+    }
+  }
+  CHECK(leave.size() == owners.size());
+}
+
 void check_exchange(const KernelConfig& c) {
   if (!is_swapped(c)) return;
-  for (int split = 1; cluster_size(c, split) <= kMaxClusterSize; split *= 2) {
-    std::set<std::pair<int, int>> slots;
-    for (int band = 0; band < 8; ++band) {
-      for (int source = 0; source < split; ++source) {
-        const int slot = exchange_slot(band, source, split);
-        CHECK(slot >= 0 && slot < 8 && band_owner(band, split) < split);
-        CHECK(slots.insert({band_owner(band, split), slot}).second);
-      }
-    }
-    std::vector<int> visits(c.tile_m * c.tile_n);
-    for (int owner = 0; owner < split; ++owner) {
-      for (int i = 0; i < exchange_units(c, split); ++i) {
-        const ExchangeUnit unit = exchange_unit(c, owner, split, i);
-        CHECK(band_owner(unit.band, split) == owner);
-        for (int r = 0; r < kUnitRows; ++r) ++visits[(unit.band * 16 + unit.row + r) * c.tile_n + unit.col];
-      }
-    }
-    bool once = true;
-    for (int v : visits) once &= v == 1;
-    CHECK(once);
-  }
-  CHECK(exchange_byte(15, c.tile_n - 1) + 4 <= exchange_slot_bytes(c));
-  for (int i = 0; i < c.tile_n / 2; ++i) {
-    std::set<int> banks;
-    for (int lane = 0; lane < 32; ++lane) {
-      const RowCol at = accumulator_at(lane, i);
-      banks.insert(exchange_byte(at.row, at.col) / 4 % 32);
-    }
-    CHECK(banks.size() == 32);
+  for (int split = 1; split <= kMaxSplit; split *= 2) {
+    CHECK(cluster_size(c, split) <= kMaxClusterSize);
+    if (split > 1) check_parts(c, split);
+    check_owners(c, split);
   }
 }
 

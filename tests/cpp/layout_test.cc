@@ -24,6 +24,7 @@ void check_swizzle() {
   for (int row = 0; row < 64; ++row) {
     for (int byte = 0; byte < 128; ++byte) {
       const int at = swizzle128(row, byte);
+      CHECK(at == swizzled(row * kSwizzleBytes + byte, kSwizzleBytes));
       CHECK(at / 128 == row && at % 16 == byte % 16 && seen.insert(at).second);
       // The hardware xors address bits 4-6 with bits 7-9.
       const int plain = row * 128 + byte;
@@ -114,20 +115,20 @@ void check_operand(const OperandTile& t) {
     for (int i = 0; i < num_boxes(t); ++i) {
       const Box box = box_at(t, slice, i);
       for (int row = 0; row < box_rows(t); ++row) {
-        for (int x = 0; x < kChunkN; ++x) {
+        for (int x = 0; x < t.chunk; ++x) {
           const int inner = box.inner + x, outer = box.outer + row;
           const int mn = t.major == Major::kK ? outer : inner, k = t.major == Major::kK ? inner : outer;
           if (!CHECK(mn < t.extent && k < kTileK && at[mn * kTileK + k] == -1)) return;
-          at[mn * kTileK + k] = box.offset_bytes + row * kSwizzleBytes + x * 2;
+          at[mn * kTileK + k] = box.offset_bytes + row * row_bytes(t) + x * 2;
         }
       }
     }
   }
   for (int mn = 0; mn < t.extent; ++mn) {
     for (int k = 0; k < kTileK; ++k) {
-      const int base = mma_offset(t.major, mn / 64 * 64, k / kMmaK), i = mn % 64, j = k % kMmaK;
-      // Descriptor: K-major rows are 128 bytes apart, atoms 1024; MN-major the same along K.
-      const int address = t.major == Major::kK ? base + i * 128 + j * 2 : base + j * 128 + i * 2;
+      const int i = mn % t.chunk, j = k % kMmaK, base = mma_offset(t, mn - i, k / kMmaK);
+      // Descriptor: rows of K-major operands are 128 bytes apart; those of MN-major ones lie along K.
+      const int address = t.major == Major::kK ? base + i * 128 + j * 2 : base + j * row_bytes(t) + i * 2;
       CHECK(at[mn * kTileK + k] == address);
     }
   }

@@ -20,7 +20,7 @@ constexpr KernelConfig kLarge{DType::kBF16, kK, kK, 128, 256, 2, 1, 4, Arrangeme
 constexpr KernelConfig kNotCompiled{DType::kBF16, kK, kK, 192, 128, 1, 1, 3, Arrangement::kPingpong};
 
 constexpr std::array<Measured, 9> kTable{{
-    {16, 1024, 512, kBoth, kAny, {kSwap16, {.split = 8}}},
+    {16, 1024, 256, kBoth, kAny, {kSwap16, {.split = 4}}},
     {700, 2048, 2048, kBoth, kAny, {kNotCompiled, {}}},
     {1, 4096, 4096, kBoth, kAny, {kSwap16, {.split = 4}}},
     {1, 4096, 4096, kBoth, kInvariant, {kSmall, {}}},
@@ -129,8 +129,8 @@ void check_other_problems() {
 
 // What a config asked for by name has to hold.
 void check_validity() {
-  check(kk(16, 1024, 512), "16x1024x512", "bf16_kk_16x128x64_c1x1_s11_swap+split8");
-  check(kk(16, 1024, 448), "");  // 7 steps of K
+  check(kk(16, 1024, 256), "16x1024x256", "bf16_kk_16x128x64_c1x1_s11_swap+split4");
+  check(kk(16, 1024, 192), "");  // 3 steps of K
   check(kk(700, 2048, 2048), "");
   Plan plan;
   DeviceFacts facts;

@@ -51,8 +51,8 @@ enum class Mutant {
   kSumsReleasedHereOnly,
   kSumsNotShared,
   kSumsNotAnnounced,
+  kSumsNotAdded,
   kLastReadersNotAwaited,
-  kConsumersDoNotMeet,
 };
 
 template <class Hw, Mutant kMutant> class MutantHw : public Hw {
@@ -125,7 +125,7 @@ template <class Hw, Mutant kMutant> class MutantHw : public Hw {
   template <bool kMulticast, class Map> void load(const Map& map, int offset, uint32_t barrier, int c0,
                                                   int c1, int c2, int c3, uint32_t mask, CachePolicy policy) {
     if (is(Mutant::kMulticastOwnCtaOnly)) mask = 1u << this->cta_rank();
-    if (is(Mutant::kSliceOfAnother) && kMulticast) offset ^= map.box_rows * kSwizzleBytes;
+    if (is(Mutant::kSliceOfAnother) && kMulticast) offset ^= map.box_rows * map.row_bytes;
     Hw::template load<kMulticast>(map, offset, barrier, c0, c1, c2, c3, mask, policy);
   }
   void mma(Acc& acc, int stage, bool accumulate) {
@@ -165,19 +165,18 @@ template <class Hw, Mutant kMutant> class MutantHw : public Hw {
   }
 
   // ---- partial sums ----
-  void consumers_sync() {
-    if (!is(Mutant::kConsumersDoNotMeet)) Hw::consumers_sync();
+  void send_sums(const Acc& acc, int split) {
+    if (!is(Mutant::kSumsNotShared)) Hw::send_sums(acc, split);
   }
-  void send_sums(const Acc& acc, int split) { Hw::send_sums(acc, is(Mutant::kSumsNotShared) ? 1 : split); }
   void wait_peers(uint32_t barrier, uint32_t parity) {
     if (is(Mutant::kSumsReadTooEarly) && barrier == Hw::sums_full()) return;
     if (is(Mutant::kSumsSentTooEarly) && barrier == Hw::sums_empty()) return;
     if (is(Mutant::kLastReadersNotAwaited) && barrier == Hw::sums_empty() && waits_++ == all_tiles()) return;
     Hw::wait_peers(barrier, parity);
   }
-  void reduce_sums(const EpilogueParams& e, const Tile& t, int split) {
+  void add_sums(Acc& acc, int split) {
     if (is(Mutant::kSumsReleasedBeforeRead)) Hw::arrive_split(Hw::sums_empty(), split);
-    Hw::reduce_sums(e, t, split);
+    if (!is(Mutant::kSumsNotAdded)) Hw::add_sums(acc, split);
   }
   void arrive_split(uint32_t barrier, int split) {
     if (is(Mutant::kSumsReleasedBeforeRead)) return;

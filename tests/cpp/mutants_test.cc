@@ -147,7 +147,7 @@ void test_all(int seeds) {
   HOPGEMM_MUTANT(kSwap, kSumsReleasedHereOnly);
   HOPGEMM_MUTANT(kSwap, kSumsNotShared);
   HOPGEMM_MUTANT(kSwap, kSumsNotAnnounced);
-  HOPGEMM_MUTANT(kSwapWhole, kConsumersDoNotMeet);
+  HOPGEMM_MUTANT(kSwap, kSumsNotAdded);
 #undef HOPGEMM_MUTANT
 }
 

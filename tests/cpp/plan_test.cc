@@ -351,19 +351,18 @@ void check_without_cluster() {
 
 // A split needs a swapped kernel, a cluster that exists, a step of K for each CTA; its clusters are whole.
 void check_splits() {
-  const std::string swapped = "bf16_kn_16x128x64_c1x1_s11_swap";
+  const std::string swapped = "bf16_kn_16x128x64_c1x1_s11_swap", pair = "bf16_kn_16x128x64_c1x2_s11_swap";
   Problem p = row_major(16, 4096, 512);
-  CHECK(plan_of(p, (swapped + "+split8").c_str()).grid == 128);
-  CHECK(plan_of(p, (swapped + "+split8").c_str()).tiles == 32);
-  for (const char* split : {"+split3", "+split16"})
-    refuse(p, {"splits K", "power of two"}, (swapped + split).c_str());
-  refuse(row_major(16, 4096, 448), {"splits K 8 ways", "7 here"}, (swapped + "+split8").c_str());
+  CHECK(plan_of(p, (swapped + "+split4").c_str()).grid == 128);
+  CHECK(plan_of(p, (swapped + "+split4").c_str()).tiles == 32);
+  for (const char* split : {"+split3", "+split8"})
+    refuse(p, {"splits K", "2 or 4"}, (swapped + split).c_str());
+  refuse(row_major(16, 4096, 192), {"splits K 4 ways", "3 steps"}, (swapped + "+split4").c_str());
   refuse(p, {"splits K"}, "bf16_kn_128x128x64_c1x1_s6_pingpong+split2");
-  refuse(p, {"splits K"}, "bf16_kn_16x128x64_c1x2_s11_swap+split8");
   p.sm_limit = 7;
-  refuse(p, {"clusters of 8 SMs"}, (swapped + "+split8").c_str());
+  refuse(p, {"clusters of 8 SMs"}, (pair + "+split4").c_str());
   p.sm_limit = 0, p.batch_invariant = true;
-  refuse(p, {"batch_invariant", "+split8"}, (swapped + "+split8").c_str());
+  refuse(p, {"batch_invariant", "+split4"}, (swapped + "+split4").c_str());
   // A limit on SMs does not change the bits, as long as the split's clusters fit.
   p = row_major(16, 4096, 10240);
   for (int limit : {0, 4, 16, 64, 131}) {

@@ -58,15 +58,16 @@ static float element(const EpilogueMatrix& x, DType half, int64_t index) {
 // ---- wgmma ------------------------------------------------------------------------------------------------
 
 // `extent` x k16 block whose descriptor starts at `start`, as floats [k][mn].
-static void read_block(std::vector<uint8_t>& smem, int start, Major major, int extent, DType dtype,
-                       float* out) {
+static void read_block(std::vector<uint8_t>& smem, int start, const OperandTile& tile, int extent,
+                       DType dtype, float* out) {
+  const Major major = tile.major;
   const int outer = major == Major::kK ? extent : kMmaK, inner = major == Major::kK ? kMmaK : extent;
   for (int o = 0; o < outer; ++o) {
     for (int i = 0; i < inner; i += 8) {
-      // Rows of 128 bytes follow each other; MN-major blocks go on in the next 64-wide chunk.
-      const int chunk = major == Major::kK ? 0 : i / kChunkN * kTileK * kSwizzleBytes;
-      const int address = start + chunk + o * kSwizzleBytes + i % kChunkN * 2;
-      uint8_t* const from = &smem[swizzle128(address / kSwizzleBytes, address % kSwizzleBytes)];
+      // Rows follow each other; MN-major blocks go on in the next chunk.
+      const int row = (major == Major::kK ? 0 : i / tile.chunk * kTileK) + o;
+      const int address = start + row * row_bytes(tile) + i % tile.chunk * 2;
+      uint8_t* const from = &smem[swizzled(address, row_bytes(tile))];
       uint16_t bits[8];
       tsan::read(from, sizeof bits);
       std::memcpy(bits, from, sizeof bits);
@@ -82,13 +83,13 @@ void Role::multiply(float* acc, int stage, int step, bool accumulate) {
   static thread_local float a[kMmaK * kMmaM], b[kMmaK * kMaxTmaBox];
   for (int column = 0, n = first_mma_n(c.tile_n); column < c.tile_n; column += n, n = c.tile_n - column) {
     read_block(cta_.smem,
-               b_offset(c, stage) + mma_offset(c.b_major, column, 0) + mma_offset(c.b_major, 0, step),
-               c.b_major, n, c.dtype, b);
+               b_offset(c, stage) + mma_offset(b_tile(c), column, 0) + mma_offset(b_tile(c), 0, step),
+               b_tile(c), n, c.dtype, b);
     for (int row = 0; row < mma_rows(c); ++row) {
       read_block(
           cta_.smem,
-          a_offset(c, stage) + mma_offset(c.a_major, first_row, 0) + mma_offset(c.a_major, row * kMmaM, step),
-          c.a_major, kMmaM, c.dtype, a);
+          a_offset(c, stage) + mma_offset(a_tile(c), first_row, 0) + mma_offset(a_tile(c), row * kMmaM, step),
+          a_tile(c), kMmaM, c.dtype, a);
       for (int i = 0; i < kMmaM; ++i) {
         float* const d = acc + (row * kMmaM + i) * c.tile_n + column;
         if (!accumulate) std::fill_n(d, n, 0.0f);
@@ -132,7 +133,6 @@ float scale_element(const EpilogueParams& e, DType half, const Tile& t, int m, i
 }
 
 void* write_element(const EpilogueParams& e, DType half, const Tile& t, int m, int n, float value) {
-  value = scale_element(e, half, t, m, n, value);
   const int64_t at = t.batch_inner * e.d.batch_inner_stride + t.batch_outer * e.d.batch_outer_stride +
                      m * e.d.row_stride + n * e.d.col_stride;
   char* const to = static_cast<char*>(const_cast<void*>(e.d.data)) + at * size_of(e.d.dtype);

@@ -22,20 +22,20 @@ void Role::require_launches(const char* what) {
 // A box lands in every CTA of the mask on its own, and a large one in two parts.
 void Role::load_box(const TensorMap& map, int offset, uint32_t barrier, const int (&at)[4], uint32_t mask) {
   sometimes_pause();
-  log("load", offset, map.box_rows * kSwizzleBytes);
+  log("load", offset, map.box_rows * map.row_bytes);
   require_launches("a load");
   check_map(map);
-  const int whole = map.box_rows * kSwizzleBytes;
+  const int whole = map.box_rows * map.row_bytes;
   const int half = (whole / 2 + load_bytes(config()) - 1) / load_bytes(config()) * load_bytes(config());
   for (int rank = 0; rank < cluster_ctas(); ++rank) {
     if (!(mask >> rank & 1)) continue;
     Cta& to = machine_.ctas_[cta_.first + rank];
     for (int part = 0; part < whole; part += half) {
       const int bytes = std::min(half, whole - part), place = offset + part;
-      const std::array<int, 4> corner{at[0], at[1] + part / kSwizzleBytes, at[2], at[3]};
+      const std::array<int, 4> corner{at[0], at[1] + part / map.row_bytes, at[2], at[3]};
       const int agent = machine_.first_agent(to) + kLoadAgent + place / load_bytes(config());
       issue(JobKind::kLoad, agent, [this, &map, &to, place, bytes, corner, barrier](Job& job) {
-        load_rows(map, to, place, corner, bytes / kSwizzleBytes, job);
+        load_rows(map, to, place, corner, bytes / map.row_bytes, job);
         count_bytes(to, barrier, bytes, job);
         return true;
       });
@@ -52,7 +52,7 @@ void Role::count_bytes(Cta& to, uint32_t barrier, int bytes, const Job& job) {
 
 void Role::load_rows(const TensorMap& map, Cta& to, int offset, std::array<int, 4> at, int rows,
                      const Job& job) {
-  const int bytes = rows * kSwizzleBytes;
+  const int bytes = rows * map.row_bytes;
   if (offset < 0 || offset % kAtomBytes != 0 || offset + bytes > operand_bytes(config()))
     machine_.fail(text("a load to %d, outside the stages", offset));
   for (const auto& [place, b] : to.barriers)
@@ -60,7 +60,7 @@ void Role::load_rows(const TensorMap& map, Cta& to, int offset, std::array<int, 
       machine_.fail(text("a load to %d overwrites the barrier at %u", offset, place));
   access(to, offset, bytes, true, job.epoch, job.clock, "a load writes");
   const bool batch_inside = at[2] >= 0 && at[2] < map.size[2] && at[3] >= 0 && at[3] < map.size[3];
-  const int columns = kSwizzleBytes / map.element_bytes;
+  const int columns = map.row_bytes / map.element_bytes;
   for (int r = 0; r < rows; ++r) {
     uint8_t row[kSwizzleBytes] = {};  // outside the tensor: zeros
     const int64_t y = int64_t{at[1]} + r;
@@ -71,9 +71,9 @@ void Role::load_rows(const TensorMap& map, Cta& to, int offset, std::array<int, 
                   map.data + from * map.element_bytes + y * map.stride[1] + at[2] * map.stride[2] +
                       at[3] * map.stride[3],
                   (to_column - from) * map.element_bytes);
-    tsan::write(&to.smem[offset + r * kSwizzleBytes], kSwizzleBytes);
-    for (int byte = 0; byte < kSwizzleBytes; byte += 16)
-      std::memcpy(&to.smem[swizzle128(offset / kSwizzleBytes + r, byte)], row + byte, 16);
+    tsan::write(&to.smem[offset + r * map.row_bytes], map.row_bytes);
+    for (int byte = 0; byte < map.row_bytes; byte += 16)
+      std::memcpy(&to.smem[swizzled(offset + r * map.row_bytes + byte, map.row_bytes)], row + byte, 16);
   }
 }
 
@@ -217,71 +217,75 @@ int Role::split_rank(int index) const {
   return cta_.rank % cluster_size(config()) + index * cluster_size(config());
 }
 
-constexpr int kBandsPerConsumer = kExchangeSlots / kNumConsumers;
-
-void Role::keep_tile(const float* acc) {
-  sometimes_pause();
-  require_accumulator();
-  for (int i = 0; i < kBandsPerConsumer; ++i) {
-    const int slot = exchange_slot(consumer_ * kBandsPerConsumer + i, 0, 1);
-    log("keep_sums", exchange_offset(config(), slot), slot);
-    write_band(cta_, slot, acc + i * kBandRows * config().tile_n, {agent_, tick_}, clock_);
-  }
-}
-
-// The sums are taken at once, and land later, each band on its own.
+// The sums are taken at once, and land later, each part on its own.
 void Role::send_tile(const float* acc, int split) {
   sometimes_pause();
   require_accumulator();
-  for (int i = 0; i < kBandsPerConsumer; ++i) {
-    const int band = consumer_ * kBandsPerConsumer + i, owner = split_rank(band_owner(band, split));
-    const int slot = exchange_slot(band, split_index(config(), cta_.rank), split);
+  const int own = split_index(config(), cta_.rank), length = part_length(config(), split);
+  const int offset = part_offset(config(), split, consumer_, own), bytes = part_bytes(config(), split);
+  for (int part = 0; part < split; ++part) {
+    if (part == own) continue;
+    std::vector<float> sums(kWarpgroup * length);
+    for (int thread = 0; thread < kWarpgroup; ++thread)
+      for (int i = 0; i < length; ++i)
+        sums[sum_byte(length, thread, i) / 4] = acc[accumulator_place(thread, part * length + i)];
+    const int owner = split_rank(part), agent = kSumsAgent + consumer_ * kMaxSplit + own;
     Cta& to = machine_.ctas_[cta_.first + owner];
-    const float* const first = acc + i * kBandRows * config().tile_n;
-    log("send_sums", exchange_offset(config(), slot), owner);
-    issue(JobKind::kLoad, machine_.first_agent(to) + kSumsAgent + slot,
-          [this, &to, slot, sums = std::vector(first, first + kBandRows * config().tile_n)](Job& job) {
-            write_band(to, slot, sums.data(), job.epoch, job.clock);
-            count_bytes(to, sums_full(), band_bytes(config()), job);
+    log("send_sums", offset, owner);
+    issue(JobKind::kLoad, machine_.first_agent(to) + agent,
+          [this, &to, offset, bytes, sums = std::move(sums)](Job& job) {
+            access(to, offset, bytes, true, job.epoch, job.clock, "sums are written");
+            tsan::write(&to.smem[offset], bytes);
+            std::memcpy(&to.smem[offset], sums.data(), bytes);
+            count_bytes(to, sums_full(), bytes, job);
             return true;
           });
   }
 }
 
-void Role::write_band(Cta& to, int slot, const float* sums, Epoch epoch, const Clock& clock) {
-  const int offset = exchange_offset(config(), slot);
-  access(to, offset, exchange_slot_bytes(config()), true, epoch, clock, "sums are written");
-  for (int i = 0; i < kBandRows * config().tile_n; ++i) {
-    uint8_t* const place = &to.smem[offset + exchange_byte(i / config().tile_n, i % config().tile_n)];
-    tsan::write(place, sizeof(float));
-    std::memcpy(place, &sums[i], sizeof(float));
+void Role::add_tile(float* acc, int split) {
+  sometimes_pause();
+  const int own = split_index(config(), cta_.rank), length = part_length(config(), split);
+  log("add_sums", own, split);
+  for (int source = 0; source < split; ++source) {
+    if (source != own)
+      access(cta_, part_offset(config(), split, consumer_, source), part_bytes(config(), split), false,
+             {agent_, tick_}, clock_, "sums are read");
+  }
+  for (int thread = 0; thread < kWarpgroup; ++thread) {
+    for (int i = 0; i < length; ++i) {
+      float& mine = acc[accumulator_place(thread, own * length + i)];
+      float sum = 0;
+      for (int source = 0; source < split; ++source) {
+        float part = mine;
+        if (source != own) {
+          uint8_t* const place =
+              &cta_.smem[part_offset(config(), split, consumer_, source) + sum_byte(length, thread, i)];
+          tsan::read(place, sizeof part);
+          std::memcpy(&part, place, sizeof part);
+        }
+        sum = source == 0 ? part : sum + part;
+      }
+      mine = sum;
+    }
   }
 }
 
-void Role::reduce_sums(const EpilogueParams& e, const Tile& t, int split) {
+void Role::store_tile(const float* acc, const EpilogueParams& e, const Tile& t, int split) {
   sometimes_pause();
-  const int own = split_index(config(), cta_.rank);
-  log("reduce_sums", own, split);
+  require_accumulator();
   require_launches("a sum is stored");
-  for (int slot = 0; slot < kExchangeSlots; ++slot)
-    access(cta_, exchange_offset(config(), slot), exchange_slot_bytes(config()), false, {agent_, tick_},
-           clock_, "sums are read");
-  for (int i = 0; i < exchange_units(config(), split); ++i) {
-    if (i / kWarpgroup % kNumConsumers != consumer_) continue;
-    const ExchangeUnit unit = exchange_unit(config(), own, split, i);
-    for (int row = unit.row; row < unit.row + kUnitRows; ++row) {
-      float sum = 0;
-      for (int source = 0; source < split; ++source) {
-        uint8_t* const place = &cta_.smem[exchange_offset(config(), exchange_slot(unit.band, source, split)) +
-                                          exchange_byte(row, unit.col)];
-        tsan::read(place, sizeof(float));
-        float part;
-        std::memcpy(&part, place, sizeof part);
-        sum = source == 0 ? part : sum + part;
-      }
-      store_element(e, t, t.m + unit.band * kBandRows + row, t.n + unit.col, sum);
-    }
-  }
+  const int own = split_index(config(), cta_.rank);
+  log("store_sums", own, split);
+  for (int row = 0; row < kMmaM; ++row)
+    for (int col = 0; col < config().tile_n; ++col)
+      if (part_of(config(), row, col, split) == own)
+        store_element(e, t, t.m + row, t.n + col, acc[row * config().tile_n + col]);
+}
+
+int Role::accumulator_place(int thread, int index) const {
+  const RowCol at = accumulator_at(thread, index);
+  return at.row * config().tile_n + at.col;
 }
 
 void Role::store_element(const EpilogueParams& e, const Tile& t, int m, int n, float value) {

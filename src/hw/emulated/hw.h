@@ -39,8 +39,11 @@ template <KernelConfig kConfig> class EmulatedHw : public emulated::Role {
     store_piece(e, slot, kColumns, m, n, t);
   }
   template <int kPending> void store_wait_read() { wait_stores_read(kPending); }
-  void keep_sums(const Accumulator& acc) { keep_tile(&acc.v[0][0]); }
   void send_sums(const Accumulator& acc, int split) { send_tile(&acc.v[0][0], split); }
+  void add_sums(Accumulator& acc, int split) { add_tile(&acc.v[0][0], split); }
+  void store_sums(const Accumulator& acc, const EpilogueParams& e, const Tile& t, int split) {
+    store_tile(&acc.v[0][0], e, t, split);
+  }
 };
 
 // A fiber for each role of each CTA: comes in, runs body(hw), leaves. `Hw` is EmulatedHw, or wraps it.

@@ -11,11 +11,11 @@ namespace {
 
 // host/tensor_map.cc, without a driver.
 TensorMap make_map(const void* data, int64_t element_bytes, const int64_t (&size)[4],
-                   const int64_t (&stride)[3], int box_rows) {
+                   const int64_t (&stride)[3], int box_rows, int row_bytes = kSwizzleBytes) {
   TensorMap map;
   map.data = static_cast<char*>(const_cast<void*>(data));
   map.element_bytes = static_cast<int>(element_bytes);
-  map.box_rows = box_rows;
+  map.box_rows = box_rows, map.row_bytes = row_bytes;
   // A broadcast batch is one long: its coordinate is always 0.
   for (int i = 0; i < 4; ++i) map.size[i] = i < 2 || stride[i - 1] != 0 ? size[i] : 1;
   map.stride[0] = element_bytes;
@@ -27,7 +27,7 @@ TensorMap operand_map(const NormalProblem& p, const NormalOperand& o, int64_t mn
   const bool k_major = o.major == Major::kK;
   return make_map(o.data, 2, {k_major ? p.k : mn, k_major ? mn : p.k, p.batch_inner, p.batch_outer},
                   {k_major ? o.mn_stride : o.k_stride, o.batch_inner_stride, o.batch_outer_stride},
-                  box_rows(tile));
+                  box_rows(tile), row_bytes(tile));
 }
 
 void pack(NormalOperand& o, int64_t mn, int64_t k, uint16_t* to) {
@@ -90,7 +90,8 @@ static void add_tile(const NormalProblem& p, const KernelConfig& c, const TileGr
   };
   for (int i = 0; i < c.tile_m && t.m + i < p.m; ++i)
     for (int j = 0; j < c.tile_n && t.n + j < p.n; ++j)
-      write_element(p.epilogue, c.dtype, t, t.m + i, t.n + j, sum_at(i, j));
+      write_element(p.epilogue, c.dtype, t, t.m + i, t.n + j,
+                    scale_element(p.epilogue, c.dtype, t, t.m + i, t.n + j, sum_at(i, j)));
 }
 
 void add_tail(const NormalProblem& p, const KernelConfig& c, const TileGrid& grid, const float* sums) {

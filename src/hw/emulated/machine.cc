@@ -49,7 +49,6 @@ Machine::Machine(const Launch& launch)
     cta.releases.resize(config_.num_stages);
     ctas_.push_back(std::move(cta));
   }
-  consumer_meetings_.resize(launch.num_ctas);
   cta_meetings_.resize(launch.num_ctas);
   cluster_meetings_.resize(launch.num_ctas / size);
   // The temper of this run: 0 is as late as possible.

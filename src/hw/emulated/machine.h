@@ -23,7 +23,7 @@ struct TensorMap {
   char* data = nullptr;
   int element_bytes = 2;
   int64_t size[4] = {}, stride[4] = {};
-  int box_rows = 0;  // of 128 bytes, swizzled
+  int box_rows = 0, row_bytes = kSwizzleBytes;
 };
 using Params = GemmParams<TensorMap>;
 
@@ -69,12 +69,12 @@ class Random {
 };
 
 // Agents of a CTA: its roles, its consumers' tensor cores, the readers of its staging slots, and the writers
-// of its exchange slots and of each load_bytes() of its stages.
+// of the parts that it sums and of each load_bytes() of its stages.
 inline constexpr int kProducer = kNumConsumers;
 inline constexpr int kMmaAgent = kProducer + 1;
 inline constexpr int kStoreAgent = kMmaAgent + kNumConsumers;
 inline constexpr int kSumsAgent = kStoreAgent + kNumConsumers * kStagingSlots;
-inline constexpr int kLoadAgent = kSumsAgent + kExchangeSlots;
+inline constexpr int kLoadAgent = kSumsAgent + kNumConsumers * kMaxSplit;
 constexpr int load_bytes(const KernelConfig& c) { return std::min(4096, b_stage_bytes(c) / c.cluster_m); }
 
 inline constexpr uint8_t kPoison = 0xFF;  // NaN in every type
@@ -158,7 +158,7 @@ class Machine {
   Random random_;
   Result result_;
   std::vector<Cta> ctas_;
-  std::vector<Meeting> consumer_meetings_, cta_meetings_, cluster_meetings_;
+  std::vector<Meeting> cta_meetings_, cluster_meetings_;
   std::vector<std::unique_ptr<Role>> roles_;
   Role* running_ = nullptr;  // whose fiber or job
   bool in_fiber_ = false;

@@ -134,7 +134,6 @@ void Role::meet(Meeting& meeting, int participants) {
   clock_.join(meeting.last);
   published();
 }
-void Role::consumers_sync() { meet(machine_.consumer_meetings_[cta_.index], kNumConsumers); }
 void Role::cta_sync() { meet(machine_.cta_meetings_[cta_.index], kNumConsumers + 1); }
 void Role::cluster_sync() {
   meet(machine_.cluster_meetings_[cluster()], (kNumConsumers + 1) * cluster_ctas());

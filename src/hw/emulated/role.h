@@ -31,13 +31,11 @@ class Role {
   void arrive_expect_tx(uint32_t barrier, int bytes);
   void arrive_cluster(uint32_t barrier, uint32_t mask);
   void wait_peers(uint32_t barrier, uint32_t parity) { wait(barrier, parity); }
-  void reduce_sums(const EpilogueParams& e, const Tile& t, int split);
   void arrive_split(uint32_t barrier, int split);
 
   void mma_commit();
   void fence_proxy_async();
   void consumer_sync();
-  void consumers_sync();
   void store(const TensorMap& map, int slot, int n, int m, int batch_inner, int batch_outer,
              CachePolicy policy);
   void store_drain();
@@ -52,8 +50,9 @@ class Role {
   void stage_piece(const void* piece, size_t row_bytes, int slot);
   void store_piece(const EpilogueParams& e, int slot, int columns, int m, int n, const Tile& t);
   void wait_stores_read(int pending);
-  void keep_tile(const float* acc);
   void send_tile(const float* acc, int split);
+  void add_tile(float* acc, int split);
+  void store_tile(const float* acc, const EpilogueParams& e, const Tile& t, int split);
   const KernelConfig& config() const;
   const Launch& launch() const;
 
@@ -80,7 +79,7 @@ class Role {
   void arrive_remote(uint32_t barrier, int rank, const Clock& known);
   int cluster_ctas() const;
   int split_rank(int index) const;
-  void write_band(Cta& to, int slot, const float* sums, Epoch epoch, const Clock& clock);
+  int accumulator_place(int thread, int index) const;
   void store_element(const EpilogueParams& e, const Tile& t, int m, int n, float value);
   void sometimes_pause();
   Job& issue(JobKind kind, int agent, std::function<bool(Job&)> step);
@@ -116,7 +115,7 @@ class Role {
 // alpha * value + beta * c + bias of one element; c and bias outside the result are not read. `half`: what a
 // 16-bit element is.
 float scale_element(const EpilogueParams& e, DType half, const Tile& t, int m, int n, float value);
-// Scales an element, rounds it, and writes it to the result; returns where it lies there.
+// Rounds an element and writes it to the result; returns where it lies there.
 void* write_element(const EpilogueParams& e, DType half, const Tile& t, int m, int n, float value);
 float to_float(DType dtype, uint16_t bits);
 uint16_t round_to(DType dtype, float value);

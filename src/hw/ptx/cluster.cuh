@@ -29,17 +29,24 @@ __device__ __forceinline__ uint32_t mapa(uint32_t address, uint32_t cta) {
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(cta));
   return remote;
 }
-__device__ __forceinline__ void st_shared(uint32_t address, float x) {
-  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
-}
-
-// To shared memory of a CTA of the cluster, some time later; then its 4 bytes are counted on `barrier` there,
-// whose waiters see it. Needs no fence: a release at cluster scope is a MEMBAR.ALL.GPU. HAZARD: an illegal
-// instruction in a launch without clusters.
-__device__ __forceinline__ void st_async(uint32_t address, float x, uint32_t barrier) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(address),
-               "f"(x), "r"(barrier)
-               : "memory");
+// 2 or 4 floats to shared memory of a CTA of the cluster, some time later; then their bytes are counted on
+// `barrier` there, whose waiters see them. Needs no fence: a release at cluster scope is a MEMBAR.ALL.GPU.
+// HAZARD: an illegal instruction in a launch without clusters.
+template <int kFloats>
+__device__ __forceinline__ void st_async(uint32_t address, const float* x, uint32_t barrier) {
+  if constexpr (kFloats == 4) {
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+            address),
+        "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "r"(barrier)
+        : "memory");
+  } else {
+    static_assert(kFloats == 2);
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(address),
+        "f"(x[0]), "f"(x[1]), "r"(barrier)
+        : "memory");
+  }
 }
 
 // All threads of the cluster. Relaxed: it orders barriers alone, which have a fence of their own
@@ -84,17 +91,27 @@ __device__ __forceinline__ void stmatrix_x4(uint32_t address, uint32_t r0, uint3
                : "memory");
 }
 
+// An 8x8 matrix of 16-bit elements, two of a row in each lane, transposed. PTX ISA, "movmatrix".
+__device__ __forceinline__ uint32_t movmatrix_trans(uint32_t x) {
+  uint32_t y;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
+}
+
 __device__ __forceinline__ void st_shared_v2(uint32_t address, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
 }
 
-__device__ __forceinline__ float4 ld_shared_v4(uint32_t address) {
-  float4 x;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-               : "r"(address)
-               : "memory");
-  return x;
+template <int kFloats> __device__ __forceinline__ void ld_shared(uint32_t address, float* x) {
+  if constexpr (kFloats == 4) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+                 : "r"(address)
+                 : "memory");
+  } else {
+    static_assert(kFloats == 2);
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x[0]), "=f"(x[1]) : "r"(address) : "memory");
+  }
 }
 template <class T> __device__ __forceinline__ T ld_shared(uint32_t address);
 template <> __device__ __forceinline__ uint32_t ld_shared(uint32_t address) {

@@ -115,10 +115,11 @@ template <KernelConfig kConfig> class PtxHw {
   __device__ __forceinline__ void mma(Accumulator& acc, int stage, bool accumulate) {
     const int first_row = is_cooperative(kConfig) ? consumer_ * consumer_m(kConfig) : 0;
     const uint64_t a = ptx::advanced(
-        ptx::smem_descriptor(smem_ + mma_offset(kConfig.a_major, first_row, 0), kConfig.a_major),
+        ptx::smem_descriptor(smem_ + mma_offset(a_tile(kConfig), first_row, 0), kConfig.a_major),
         stage * ptx::descriptor_units(a_stage_bytes(kConfig)));
-    const uint64_t b = ptx::advanced(ptx::smem_descriptor(smem_ + b_offset(kConfig, 0), kConfig.b_major),
-                                     stage * ptx::descriptor_units(b_stage_bytes(kConfig)));
+    const uint64_t b =
+        ptx::advanced(ptx::smem_descriptor(smem_ + b_offset(kConfig, 0), kConfig.b_major, b_chunk(kConfig)),
+                      stage * ptx::descriptor_units(b_stage_bytes(kConfig)));
     fence_accumulator(acc);
     ptx::wgmma_fence();
 #pragma unroll
@@ -127,7 +128,7 @@ template <KernelConfig kConfig> class PtxHw {
       for (int row = 0; row < mma_rows(kConfig); ++row) {
         mma_columns<0, first_mma_n(kConfig.tile_n)>(
             acc.v[row],
-            ptx::advanced(a, ptx::descriptor_units(mma_offset(kConfig.a_major, row * kMmaM, step))), b, step,
+            ptx::advanced(a, ptx::descriptor_units(mma_offset(a_tile(kConfig), row * kMmaM, step))), b, step,
             accumulate || step > 0);
       }
     }
@@ -241,57 +242,58 @@ template <KernelConfig kConfig> class PtxHw {
   __device__ __forceinline__ void wait_peers(uint32_t barrier, uint32_t parity) {
     ptx::mbarrier_wait_parity_cluster(barrier, parity);
   }
-  __device__ __forceinline__ void keep_sums(const Accumulator& acc) {
-    const uint32_t slot = own_place(exchange_slot(band(), 0, 1));
-    each_sum(acc, [&](int byte, float sum) { ptx::st_shared(slot + byte, sum); });
-  }
-  __device__ __forceinline__ void consumers_sync() {
-    ptx::bar_sync(1 + kNumConsumers, kNumConsumers * kWarpgroup);
-  }
   __device__ __forceinline__ void send_sums(const Accumulator& acc, int split) {
-    const uint32_t owner = split_cta(band_owner(band(), split));
-    const int source = split_index(kConfig, cta_rank());
-    const uint32_t slot = ptx::mapa(own_place(exchange_slot(band(), source, split)), owner);
-    const uint32_t full = ptx::mapa(sums_full(), owner);
-    each_sum(acc, [&](int byte, float sum) { ptx::st_async(slot + byte, sum, full); });
-  }
-  __device__ __forceinline__ void reduce_sums(const EpilogueParams& e, const Tile& t, int split) {
-    const int own = split_index(kConfig, cta_rank());
-    for (int i = consumer_ * kWarpgroup + thread_; i < exchange_units(kConfig, split);
-         i += kNumConsumers * kWarpgroup) {
-      const ExchangeUnit unit = exchange_unit(kConfig, own, split, i);
-      const int m = t.m + unit.band * kBandRows + unit.row, n = t.n + unit.col;
-      if (m >= e.m || n >= e.n) continue;
-      alignas(16) float v[kUnitRows];
-      for (int source = 0; source < split; ++source) {
-        const uint32_t from = smem_ + exchange_offset(kConfig, exchange_slot(unit.band, source, split)) +
-                              exchange_byte(unit.row, unit.col);
-        const float4 low = ptx::ld_shared_v4(from), high = ptx::ld_shared_v4(from + 16);
-        const float part[] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    for_split(split, [&](auto of) {
+      constexpr int kLength = part_length(kConfig, of), kVector = vector_length(kLength);
+      const int own = split_index(kConfig, cta_rank());
 #pragma unroll
-        for (int r = 0; r < kUnitRows; ++r) v[r] = source == 0 ? part[r] : v[r] + part[r];
+      for (int part = 0; part < of; ++part) {
+        if (part == own) continue;
+        const uint32_t owner = split_cta(part), full = ptx::mapa(sums_full(), owner);
+#pragma unroll
+        for (int i = 0; i < kLength; i += kVector)
+          ptx::st_async<kVector>(ptx::mapa(sums_at(of, own, i), owner), &acc.v[0][part * kLength + i], full);
       }
-      finish_unit(v, e, t, m, n);
-    }
+    });
+  }
+  __device__ __forceinline__ void add_sums(Accumulator& acc, int split) {
+    for_split(split, [&](auto of) {
+      constexpr int kLength = part_length(kConfig, of), kVector = vector_length(kLength);
+      const int own = split_index(kConfig, cta_rank());
+#pragma unroll
+      for (int i = 0; i < kLength; i += kVector) {
+        float sum[kVector], part[kVector];
+#pragma unroll
+        for (int source = 0; source < of; ++source) {
+          float* const to = source == 0 ? sum : part;
+          if (source == own) copy<kVector>(&acc.v[0][source * kLength + i], to);
+          else ptx::ld_shared<kVector>(sums_at(of, source, i), to);
+#pragma unroll
+          for (int j = 0; j < kVector; ++j)
+            if (source > 0) sum[j] += part[j];
+        }
+#pragma unroll
+        for (int place = 0; place < of; ++place)
+          if (place == own) copy<kVector>(sum, &acc.v[0][place * kLength + i]);
+      }
+    });
+    fence_accumulator(acc);  // HAZARD: whoever is told next may write over what was read
+  }
+  __device__ __forceinline__ void store_sums(const Accumulator& acc, const EpilogueParams& e, const Tile& t,
+                                             int split) {
+    if (e.d.dtype == DType::kF32) store_fp32(acc, e, t, split);
+    else store_half(acc, e, t, split);
   }
   __device__ __forceinline__ void arrive_split(uint32_t barrier, int split) {
     if (thread_ < split) ptx::mbarrier_arrive_cluster(barrier, split_cta(thread_));
   }
 
  private:
-  // This warp's band of the tile, and where this thread's first element of a band lies in a slot.
-  __device__ __forceinline__ int band() const { return (consumer_ * kWarpgroup + thread_) / kWarp; }
-  __device__ __forceinline__ uint32_t own_place(int slot) const {
-    const int lane = thread_ % kWarp;
-    return smem_ + exchange_offset(kConfig, slot) + exchange_byte(lane / 4, lane % 4 * 2);
-  }
-  // put(byte, sum) for this thread's elements of its band; `byte`: from own_place() on.
-  template <class Put> __device__ __forceinline__ static void each_sum(const Accumulator& acc, Put&& put) {
-#pragma unroll
-    for (int i = 0; i < kConfig.tile_n / 2; ++i) {
-      const RowCol at = accumulator_at(0, i);
-      put(exchange_byte(at.row, at.col), acc.v[0][i]);
-    }
+  // f(split), as a constant.
+  template <class F> __device__ __forceinline__ static void for_split(int split, F&& f) {
+    static_assert(kMaxSplit == 4);
+    if (split == 2) f(std::integral_constant<int, 2>{});
+    else f(std::integral_constant<int, 4>{});
   }
 
   // Rank of the CTA that has this one's tile and part `index` of K.
@@ -299,54 +301,67 @@ template <KernelConfig kConfig> class PtxHw {
     return cta_rank() % cluster_size(kConfig) + index * cluster_size(kConfig);
   }
 
-  // Scales 8 rows of one column and writes them: whole 16 bytes where they lie so, else one by one.
-  __device__ __forceinline__ void finish_unit(float (&v)[kUnitRows], const EpilogueParams& e, const Tile& t,
-                                              int m, int n) {
-    const int rows = min(kUnitRows, e.m - m);
-    if (e.scaled) {
-#pragma unroll
-      for (int r = 0; r < kUnitRows; ++r) v[r] *= e.alpha;
-      for (int addend = 0; addend < 2; ++addend) {
-        const EpilogueMatrix x = addend == 0 ? e.c : e.bias;
-        const float factor = addend == 0 ? e.beta : 1.0f;
-        if (!x.data) continue;
-        const int64_t at = element_at(x, t, m, n);
-#pragma unroll
-        for (int r = 0; r < kUnitRows; ++r) {
-          if (r >= rows) break;
-          const float y = x.dtype == DType::kF32
-                              ? static_cast<const float*>(x.data)[at + r * x.row_stride]
-                              : to_float(static_cast<const Half*>(x.data)[at + r * x.row_stride]);
-          v[r] = fmaf(factor, y, v[r]);
-        }
-      }
-    }
-    const int64_t at = element_at(e.d, t, m, n);
-    if (e.d.dtype == DType::kF32) {
-      store_unit(static_cast<float*>(const_cast<void*>(e.d.data)) + at, rows, v);
-    } else {
-      alignas(16) Half rounded[kUnitRows];
-#pragma unroll
-      for (int r = 0; r < kUnitRows; r += 2)
-        *reinterpret_cast<uint32_t*>(&rounded[r]) = round_pair(v[r], v[r + 1]);
-      store_unit(static_cast<Half*>(const_cast<void*>(e.d.data)) + at, rows, rounded);
-    }
+  // Where sum `i` of the part from CTA `source` of a split of `of` lies, of this thread.
+  __device__ __forceinline__ uint32_t sums_at(int of, int source, int i) const {
+    return smem_ + part_offset(kConfig, of, consumer_, source) +
+           sum_byte(part_length(kConfig, of), thread_, i);
   }
-  __device__ __forceinline__ static int64_t element_at(const EpilogueMatrix& x, const Tile& t, int m, int n) {
-    return t.batch_inner * x.batch_inner_stride + t.batch_outer * x.batch_outer_stride + m * x.row_stride +
-           n * x.col_stride;
+  template <int kCount> __device__ __forceinline__ static void copy(const float* from, float* to) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) to[i] = from[i];
   }
-  // Rows of a swapped kernel's result lie side by side: they are the caller's columns.
+  // Is this element of the tile in this CTA's part?
+  __device__ __forceinline__ bool is_own(int row, int col, int split) const {
+    return part_of(kConfig, row, col, split) == split_index(kConfig, cta_rank());
+  }
   template <class T>
-  __device__ __forceinline__ static void store_unit(T* d, int rows, const T (&v)[kUnitRows]) {
-    if (rows == kUnitRows && reinterpret_cast<uintptr_t>(d) % 16 == 0) {
+  __device__ __forceinline__ static T* element(const EpilogueMatrix& x, const Tile& t, int m, int n) {
+    return static_cast<T*>(const_cast<void*>(x.data)) + t.batch_inner * x.batch_inner_stride +
+           t.batch_outer * x.batch_outer_stride + m * x.row_stride + n * x.col_stride;
+  }
+
+  __device__ __forceinline__ void store_fp32(const Accumulator& acc, const EpilogueParams& e, const Tile& t,
+                                             int split) {
+    const RowCol first = accumulator_at(thread_, 0);
+    const int m = t.m + first.row, n = t.n + first.col;
+    float* const d = element<float>(e.d, t, m, n);
 #pragma unroll
-      for (int i = 0; i < static_cast<int>(sizeof v / 16); ++i)
-        reinterpret_cast<uint4*>(d)[i] = reinterpret_cast<const uint4*>(v)[i];
-    } else {
+    for (int i = 0; i < accumulator_registers(kConfig); ++i) {
+      const RowCol at = accumulator_at(0, i);  // from the first one
+      if (m + at.row < e.m && n + at.col < e.n && is_own(first.row + at.row, first.col + at.col, split))
+        d[at.row * e.d.row_stride + at.col * e.d.col_stride] = acc.v[0][i];
+    }
+  }
+
+  // Rows lie side by side in the result, columns in the accumulator: 8x8 matrices are transposed, and pairs
+  // of threads exchange halves, until a thread has kRowsAtOnce rows of a column; four threads fill 32 bytes.
+  __device__ __forceinline__ void store_half(const Accumulator& acc, const EpilogueParams& e, const Tile& t,
+                                             int split) {
+    constexpr int kBlocks = kConfig.tile_n / 8;
+    const bool odd = thread_ & 1;
+    uint32_t pairs[kBlocks][2];
 #pragma unroll
-      for (int r = 0; r < kUnitRows; ++r)
-        if (r < rows) d[r] = v[r];
+    for (int block = 0; block < kBlocks; ++block) {
+      const float* const v = &acc.v[0][4 * block];
+      const uint32_t upper = ptx::movmatrix_trans(round_pair(v[0], v[1])),
+                     lower = ptx::movmatrix_trans(round_pair(v[2], v[3]));
+      const uint32_t other = __shfl_xor_sync(0xffffffff, odd ? upper : lower, 1);
+      pairs[block][0] = odd ? other : upper, pairs[block][1] = odd ? lower : other;
+    }
+    const RowCol at = transposed_at(thread_);
+    const int m = t.m + at.row, n = t.n + at.col, rows = e.m - m;
+    uint16_t* d = element<uint16_t>(e.d, t, m, n);
+    const bool is_whole = rows >= kRowsAtOnce && reinterpret_cast<uintptr_t>(d) % 8 == 0;
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block, d += 8 * e.d.col_stride) {
+      if (n + 8 * block >= e.n || !is_own(at.row, at.col + 8 * block, split)) continue;
+      if (is_whole) {
+        *reinterpret_cast<uint2*>(d) = {pairs[block][0], pairs[block][1]};
+      } else {
+#pragma unroll
+        for (int r = 0; r < kRowsAtOnce; ++r)
+          if (r < rows) d[r] = static_cast<uint16_t>(pairs[block][r / 2] >> r % 2 * 16);
+      }
     }
   }
 
@@ -368,7 +383,7 @@ template <KernelConfig kConfig> class PtxHw {
                                                                                    bool accumulate) {
     constexpr int kTransA = kConfig.a_major == Major::kMN, kTransB = kConfig.b_major == Major::kMN;
     ptx::Wgmma<kN, kConfig.dtype, kTransA, kTransB>::mma(
-        d + kFirst / 2, a, ptx::advanced(b, ptx::descriptor_units(mma_offset(kConfig.b_major, kFirst, step))),
+        d + kFirst / 2, a, ptx::advanced(b, ptx::descriptor_units(mma_offset(b_tile(kConfig), kFirst, step))),
         accumulate);
     if constexpr (kFirst + kN < kConfig.tile_n) {
       mma_columns<kFirst + kN, kConfig.tile_n - kFirst - kN>(d, a, b, step, accumulate);

@@ -20,13 +20,13 @@ template <int kPending> __device__ __forceinline__ void wgmma_wait_group() {
 __device__ __forceinline__ void fence_register(float& r) { asm volatile("" : "+f"(r)::"memory"); }
 
 // Matrix descriptor (PTX ISA, "Matrix descriptor format"): address, leading and stride byte offsets in units
-// of 16 bytes, 128-byte swizzle in bits 62-63. K-major: a stride of 8 rows; the leading offset is not used
-// with a swizzle. MN-major: leading = from one 64-wide chunk to the next, stride = 8 rows of K.
-__device__ __forceinline__ uint64_t smem_descriptor(uint32_t address, Major major) {
-  constexpr uint64_t kSwizzle128 = 1ull << 62;
-  const uint64_t leading = major == Major::kK ? 1 : kTileK * kSwizzleBytes / 16;
-  const uint64_t stride = kAtomBytes / 16;
-  return kSwizzle128 | stride << 32 | leading << 16 | (address & 0x3FFFF) >> 4;
+// of 16 bytes, the swizzle in bits 62-63 (1: 128 bytes, 2: 64). K-major: a stride of 8 rows; the leading
+// offset is not used with a swizzle. MN-major: leading = from one chunk to the next, stride = 8 rows of K.
+__device__ __forceinline__ uint64_t smem_descriptor(uint32_t address, Major major, int chunk = kChunkN) {
+  const uint64_t swizzle = chunk == kChunkN ? 1ull << 62 : 2ull << 62;
+  const uint64_t leading = major == Major::kK ? 1 : kTileK * chunk * 2 / 16;
+  const uint64_t stride = 8 * chunk * 2 / 16;
+  return swizzle | stride << 32 | leading << 16 | (address & 0x3FFFF) >> 4;
 }
 __device__ __forceinline__ constexpr uint32_t descriptor_units(int bytes) { return bytes / 16; }
 // The same matrix further on, by one 32-bit addition: the address field reaches to 256 KB, and shared memory
