@@ -53,6 +53,14 @@ def rotation_sets(shape: Shape, l2_bytes: int, limit: int = 4096) -> int:
     return min(limit, max(2, math.ceil(2 * l2_bytes / (2 * k * (m + n)))))
 
 
+def graph_rotations(sets: int) -> int:
+    """How often a CUDA graph goes through the sets: 16 launches at least.
+
+    The first launch of a graph waits for the graph before it to end, as no launch in a model's graph does.
+    """
+    return math.ceil(16 / sets)
+
+
 def sample_rows(m: int, count: int = 8) -> list[int]:
     """The first row, the last, and some between, of the tail tile too."""
     return sorted({0, m - 1, *(m * i // count for i in range(1, count)), max(0, m - m % 128)} & set(range(m)))

@@ -8,7 +8,14 @@ from collections.abc import Callable
 import torch
 
 from . import torch as hopgemm_torch
-from ._bench_case import TRAINING_LAYOUTS, Check, error_bound, rotation_sets, sample_rows
+from ._bench_case import (
+    TRAINING_LAYOUTS,
+    Check,
+    error_bound,
+    graph_rotations,
+    rotation_sets,
+    sample_rows,
+)
 from ._device import device_info
 from ._plan import plan
 from ._shapes import Shape
@@ -16,7 +23,6 @@ from ._shapes import Shape
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _COLUMNS = 8192  # of B in fp64 at a time: half a GB where K is 8192
 _SWEEP_BYTES = 4 << 30  # far above any L2
-_GRAPH_LAUNCHES = 16  # of a step at least: what lies between two graphs is no part of a product
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Operands = tuple[torch.Tensor, torch.Tensor]
@@ -56,7 +62,7 @@ class Reference:
 
 
 class TorchContender:
-    """The products of a step by PyTorch, launched eagerly or as a CUDA graph over all sets of operands."""
+    """The products of a step by PyTorch, launched eagerly or as a CUDA graph of whole rotations."""
 
     def __init__(
         self,
@@ -70,7 +76,7 @@ class TorchContender:
     ) -> None:
         self.name, self.config, self.timing = name, config, "CUDA graph" if graph else "CUDA events"
         self._product, self._sets, self._reference, self._backend = product, sets, reference, backend
-        self._rotations = math.ceil(_GRAPH_LAUNCHES / len(sets))
+        self._rotations = graph_rotations(len(sets))
         self._prepare()
         self._graph = self._capture() if graph else None
 

@@ -15,7 +15,7 @@ import torch
 
 from . import _core, _tune
 from . import torch as hopgemm_torch
-from ._bench_case import rotation_sets
+from ._bench_case import graph_rotations, rotation_sets
 from ._cache import Key, leading
 from ._device import device_info
 from ._plan import operands
@@ -130,12 +130,14 @@ class Bench:
 
 
 class _Contender:
-    """One kernel as a CUDA graph over all sets of operands; see `_bench_protocols.Contender`."""
+    """One kernel as a CUDA graph of whole rotations; see `_bench_protocols.Contender`."""
 
     name = "hopgemm"
 
     def __init__(self, bench: Bench, config: str) -> None:
-        self.config, self._count, self._device = config, len(bench._sets), bench._device
+        self.config, self._device = config, bench._device
+        pairs = bench._sets * graph_rotations(len(bench._sets))
+        self._count = len(pairs)
         self._graph = torch.cuda.CUDAGraph()
         with _undisturbed(self._device):
             bench._run(config, bench._sets[0])  # what is loaded once must not be captured
@@ -144,7 +146,7 @@ class _Contender:
                 # HAZARD: the default mode would fail what other threads of the program allocate meanwhile.
                 self._graph.capture_begin(pool=bench.pool, capture_error_mode="thread_local")
                 try:
-                    for pair in bench._sets:
+                    for pair in pairs:
                         bench._run(config, pair)
                 finally:
                     self._graph.capture_end()

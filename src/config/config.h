@@ -32,7 +32,7 @@ inline constexpr int kStagingBytes = kMmaM * kSwizzleBytes;  // a piece of the r
 inline constexpr int kStagingSlots = 2;  // per consumer: fill one while TMA reads the other
 inline constexpr int kMaxTmaBox = 256;  // elements in one box dimension
 inline constexpr int kMaxSplit = 4;  // CTAs that share a tile of a swapped kernel
-inline constexpr int kMaxClusterSize = 2 * kMaxSplit;  // what every device takes
+inline constexpr int kMaxClusterSize = 8;  // what every device takes
 
 // `a` is the operand that wgmma reads 64 rows at a time, `b` the other one, d is tile_m x tile_n: in a
 // swapped kernel a is the caller's B, and the result's rows are the caller's columns (host/swap.h).
@@ -103,11 +103,13 @@ constexpr int mma_rows(const KernelConfig& c) { return consumer_m(c) / kMmaM; } 
 constexpr int first_mma_n(int tile_n) { return tile_n <= 256 ? tile_n : 192; }
 
 constexpr int a_stage_bytes(const KernelConfig& c) { return c.tile_m * kTileK * 2; }
-// How wide the chunks of an MN-major B are: narrow ones load a width that is no multiple of 64 without waste.
-// (Not 224, of which they would be seven: more copies a step than the producer has registers for. K-major:
-// the 64 elements of a row.)
+// How wide the chunks of an MN-major B are: half as wide where that loads fewer columns in vain. (Not 224, of
+// which they would be seven: more copies a step than the producer has registers for. K-major: the 64 elements
+// of a row.)
 constexpr int b_chunk(const KernelConfig& c) {
-  return c.b_major == Major::kK || c.tile_n % kChunkN == 0 || c.tile_n > 192 ? kChunkN : kChunkN / 2;
+  const int rest = c.tile_n % kChunkN;
+  const bool saves = rest > 0 && rest <= kChunkN / 2 && c.tile_n <= 192;
+  return c.b_major == Major::kMN && saves ? kChunkN / 2 : kChunkN;
 }
 // Columns that are loaded: an MN-major operand comes in whole chunks.
 constexpr int b_columns(const KernelConfig& c) {
@@ -135,9 +137,11 @@ constexpr int sums_empty_arrivals(const KernelConfig&, int split) { return kNumC
 constexpr int exchange_bytes(const KernelConfig& c) {
   return c.tile_m * c.tile_n * static_cast<int>(sizeof(float));
 }
-// What a `sums_full` barrier waits for: the parts of the others.
+// What a `sums_full` barrier waits for: the parts of the others. Not by a division, for which a GPU takes as
+// long as for the exchange.
+static_assert(kMaxSplit == 4);
 constexpr int sums_tx_bytes(const KernelConfig& c, int split) {
-  return exchange_bytes(c) - exchange_bytes(c) / split;
+  return split == 2 ? exchange_bytes(c) / 2 : exchange_bytes(c) / 4 * 3;
 }
 
 // Shared memory, in bytes from a 1024-byte aligned base: A stages, B stages, the result on its way out
@@ -174,7 +178,7 @@ constexpr int accumulator_registers(const KernelConfig& c) { return mma_rows(c) 
 // A cooperative consumer also holds the last tile's rounded result (epilogue.h), half as many registers
 // again.
 constexpr int consumer_registers(const KernelConfig& c) {
-  if (is_swapped(c)) return 208;  // small accumulators; its producer divides K
+  if (is_swapped(c)) return 208;  // small accumulators
   return is_cooperative(c) || accumulator_registers(c) > 128 ? 240 : 224;
 }
 constexpr int producer_registers(const KernelConfig& c) {
@@ -202,7 +206,8 @@ constexpr bool is_valid(const KernelConfig& c) {
 constexpr bool is_valid_split(const KernelConfig& c, int split, int64_t k_tiles) {
   if (split == 1) return true;
   const bool power_of_two = split > 0 && (split & (split - 1)) == 0;
-  return is_swapped(c) && power_of_two && split <= kMaxSplit && split <= k_tiles;
+  return is_swapped(c) && power_of_two && split <= kMaxSplit && split <= k_tiles &&
+         cluster_size(c, split) <= kMaxClusterSize;
 }
 
 }  // namespace hopgemm

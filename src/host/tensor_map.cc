@@ -34,11 +34,12 @@ Status encode(const MapShape& s, CUtensorMapL2promotion promotion, const char* n
                                  cuuint64_t((has_inner ? s.batch_inner_stride : s.outer_stride) * size),
                                  cuuint64_t((has_outer ? s.batch_outer_stride : s.outer_stride) * size)};
   const cuuint32_t box[4] = {cuuint32_t(s.box_inner), cuuint32_t(s.box_outer), 1, 1}, steps[4] = {1, 1, 1, 1};
+  const bool is_half = s.box_inner * size == kSwizzleBytes / 2;  // b_chunk; else rows of 128 bytes
   const auto encode = [&] {
-    return function(
-        &map, type, 4, const_cast<void*>(s.data), dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-        s.box_inner * size == kSwizzleBytes ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-        promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return function(&map, type, 4, const_cast<void*>(s.data), dims, strides, box, steps,
+                    CU_TENSOR_MAP_INTERLEAVE_NONE,
+                    is_half ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B, promotion,
+                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   };
   CUresult result = encode();
   if (result == CUDA_ERROR_INVALID_CONTEXT) {  // a thread that has not used CUDA yet, such as autograd's

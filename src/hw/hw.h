@@ -46,7 +46,7 @@
 // - add_sums: adds the own part of this consumer and those that the others sent, in the order of the split;
 //   the sums take the own part's place in the accumulator.
 // - arrive_split: one arrival on this barrier in every CTA that shares the tile. Orders nothing but
-//   reads whose values have been used: those of add_sums.
+//   reads whose values have been used: those of add_sums, by store_sums.
 // - store_sums: rounds the own part of the accumulator, all of it without a split, and writes by plain stores
 //   what lies inside the result.
 #pragma once

@@ -82,11 +82,9 @@ template <class Hw> HOPGEMM_DEVICE void consume(Hw& hw, const GemmParams<typenam
     }
     main_loop<0>(hw, acc, state, k_tiles, peers, [](int) {});
     if constexpr (is_swapped(kConfig)) {
-      if (p.grid.split > 1) exchange(hw, acc, p.grid.split, exchange_phase);
-      exchange_phase ^= 1;
       t.m += consumer * consumer_m(kConfig);
-      if (p.epilogue.scaled) hw.scale(acc, p.epilogue, t);
-      hw.store_sums(acc, p.epilogue, t, p.grid.split);
+      swapped_epilogue(hw, acc, t, p, exchange_phase);
+      exchange_phase ^= 1;
     } else {
       epilogue(hw, acc, t, p, staging, rounded);
     }

@@ -1,6 +1,6 @@
-// How the CTAs of a split add up the tile that they share. Each thread keeps one part of its sums, and sends
-// the others to the threads of the same place in the other CTAs, through distributed shared memory. There the
-// parts are added in the order of the split, whichever arrived first.
+// The way out of a swapped kernel. The CTAs of a split share a tile: each thread keeps one part of its sums,
+// and sends the others to the threads of the same place in the other CTAs, through distributed shared memory.
+// There the parts are added in the order of the split, whichever arrived first, and written.
 //
 // - sums_full: the parts of all others have arrived; the consumers may read.
 // - sums_empty: all others have read what this CTA sent; its consumers may send again.
@@ -18,8 +18,20 @@ HOPGEMM_DEVICE void exchange(Hw& hw, typename Hw::Accumulator& acc, int split, u
   hw.send_sums(acc, split);
   hw.wait_peers(hw.sums_full(), phase);  // pairs with arrive_expect_tx and send_sums, here and in the peers
   hw.add_sums(acc, split);
+}
+
+template <class Hw> HOPGEMM_DEVICE void swapped_epilogue(Hw& hw, typename Hw::Accumulator& acc, const Tile& t,
+                                                         const GemmParams<typename Hw::TensorMap>& p,
+                                                         uint32_t phase) {
+  const int split = p.grid.split;
+  if (split > 1) exchange(hw, acc, split, phase);
+  // HAZARD: parts of others are scaled, too, and d may be c, which their owners write meanwhile. What comes
+  // of that is not stored.
+  if (p.epilogue.scaled) hw.scale(acc, p.epilogue, t);
+  hw.store_sums(acc, p.epilogue, t, split);
+  if (split == 1) return;
   hw.consumer_sync();
-  hw.arrive_split(hw.sums_empty(), split);  // pairs with the wait above, here and in the peers
+  hw.arrive_split(hw.sums_empty(), split);  // HAZARD: not before the store, which has used what was read
 }
 
 }  // namespace hopgemm

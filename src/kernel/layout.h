@@ -88,8 +88,7 @@ HOPGEMM_HOST_DEVICE constexpr int swizzled(int address, int row_bytes) {
   return address ^ (address >> 3 & (row_bytes - 16));
 }
 
-// Byte offset of (row, byte) in a buffer of 128-byte rows that starts at a multiple of 1024: the 16-byte
-// chunk is xored with the row's place in its atom. (PTX ISA, "Swizzling modes": 128B.)
+// The same for (row, byte) in rows of 128 bytes.
 HOPGEMM_HOST_DEVICE constexpr int swizzle128(int row, int byte) {
   return row * kSwizzleBytes + ((byte / 16 ^ (row & 7)) * 16) + byte % 16;
 }
@@ -135,9 +134,9 @@ HOPGEMM_HOST_DEVICE constexpr int stmatrix_offset(int warp, int lane, int pair) 
 HOPGEMM_HOST_DEVICE constexpr int part_length(const KernelConfig& c, int split) {
   return accumulator_registers(c) / split;
 }
-// The part that (row, col) of the accumulator is in.
-HOPGEMM_HOST_DEVICE constexpr int part_of(const KernelConfig& c, int row, int col, int split) {
-  return accumulator_index(row, col) * split / accumulator_registers(c);  // a shift
+// The part that a thread's sum `index` is in.
+HOPGEMM_HOST_DEVICE constexpr int part_of(const KernelConfig& c, int index, int split) {
+  return index * split / accumulator_registers(c);  // a shift
 }
 HOPGEMM_HOST_DEVICE constexpr int vector_length(int part_length) { return part_length < 4 ? part_length : 4; }
 HOPGEMM_HOST_DEVICE constexpr int part_bytes(const KernelConfig& c, int split) {  // of one consumer

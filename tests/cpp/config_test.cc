@@ -137,7 +137,7 @@ void check_owners(const KernelConfig& c, int split) {
     for (int i = 0; i < c.tile_n / 2; ++i) {
       const RowCol at = accumulator_at(thread, i);
       CHECK(accumulator_index(at.row, at.col) == i);
-      CHECK(part_of(c, at.row, at.col, split) == i / part_length(c, split));
+      CHECK(part_of(c, i, split) == i / part_length(c, split));
       owners[{at.row, at.col}] = i / part_length(c, split);
     }
   }
@@ -149,7 +149,7 @@ void check_owners(const KernelConfig& c, int split) {
       for (int r = 0; r < kRowsAtOnce; ++r) {
         leave.insert({at.row + r, column + at.col});
         const int owner = owners[{at.row + r, column + at.col}];
-        CHECK(owner == part_of(c, at.row, column + at.col, split));
+        CHECK(owner == part_of(c, accumulator_index(at.row, column + at.col), split));
       }
     }
   }

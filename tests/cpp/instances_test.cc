@@ -55,7 +55,7 @@ std::vector<Named> cases(const KernelConfig& config) {
     long_ranges.schedule.tail = 5, long_ranges.schedule.ranges = 2, long_ranges.num_ctas = size;
   } else {
     const int most = kMaxSplit;
-    Case& split = add("K split over a whole cluster, two tiles each, C and bias");
+    Case& split = add("K split in four, two tiles each, C and bias");
     split.m = c.tile_m + 3, split.n = 3 * n - 9, split.k = (most + 1) * kTileK + 9,
     split.c = split.bias = true;
     split.schedule.split = most, split.num_ctas = most * size;

@@ -31,6 +31,8 @@ void check_swizzle() {
       CHECK(at == (plain ^ (plain >> 7 & 7) << 4));
     }
   }
+  for (int plain = 0; plain < 8192; ++plain)  // rows of 64 bytes: bits 4 and 5 with bits 7 and 8
+    CHECK(swizzled(plain, 64) == (plain ^ (plain >> 7 & 3) << 4));
   for (int chunk = 0; chunk < 8;
        ++chunk) {  // a column of 16-byte chunks: what wgmma and stmatrix take at once
     std::array<int, 8> column;
@@ -50,6 +52,22 @@ void check_accumulator() {
       }
     }
     CHECK(static_cast<int>(seen.size()) == 64 * n);
+  }
+}
+
+// PtxHw::store_half, by its instructions. movmatrix.trans: a lane that held columns 2 (lane % 4) and the next
+// of row lane / 4 has rows 2 (lane % 4) and the next of column lane / 4. Of the blocks of rows 0-7 and 8-15 a
+// lane then gives the one that its neighbour keeps.
+void check_transposed() {
+  for (int thread = 0; thread < 128; ++thread) {
+    const int warp = thread / 32, lane = thread % 32, odd = lane & 1;
+    std::array<RowCol, 4> rows;
+    for (int r = 0; r < kRowsAtOnce; ++r) {
+      const int from = lane - odd + r / 2;  // the lane of the pair that the movmatrix gave these two rows
+      rows[r] = {warp * 16 + odd * 8 + from % 4 * 2 + r % 2, lane / 4};
+    }
+    const RowCol at = transposed_at(thread);
+    for (int r = 0; r < kRowsAtOnce; ++r) CHECK(rows[r].row == at.row + r && rows[r].col == at.col);
   }
 }
 
@@ -141,6 +159,7 @@ int main() {
   using namespace hopgemm::test;
   check_swizzle();
   check_accumulator();
+  check_transposed();
   check_stmatrix();
   check_fp32();
   check_direct_store();

@@ -148,6 +148,8 @@ void test_all(int seeds) {
   HOPGEMM_MUTANT(kSwap, kSumsNotShared);
   HOPGEMM_MUTANT(kSwap, kSumsNotAnnounced);
   HOPGEMM_MUTANT(kSwap, kSumsNotAdded);
+  HOPGEMM_MUTANT(kSwapWhole, kNoLaunchWaitByConsumers);
+  HOPGEMM_MUTANT(kSwapWhole, kAccumulatorTooEarly);
 #undef HOPGEMM_MUTANT
 }
 

@@ -40,7 +40,7 @@ Case random_case(const Class& x, uint64_t seed) {
   p.schedule.k_period = random.below(3);
   if (is_swapped(c)) {
     const int k_tiles = (p.k + kTileK - 1) / kTileK;
-    do p.schedule.split = 1 << random.below(4);
+    do p.schedule.split = 1 << random.below(3);
     while (!is_valid_split(c, p.schedule.split, k_tiles));
   }
   const int blocks = ceil_div(p.m, c.tile_m * c.cluster_m) * ceil_div(p.n, c.tile_n * c.cluster_n) * p.batch;
@@ -77,7 +77,7 @@ void add(std::vector<Class>& classes) {
   constexpr bool kSwapped = kArrangement == Arrangement::kSwapped;
   // Two pieces of the result a consumer where the ring is short, one where it is long; of 112 columns the
   // second begins inside the first.
-  constexpr int kTwoPieces = kB == Major::kK ? 112 : 128;
+  constexpr int kTwoPieces = kB == Major::kK ? 112 : 96;  // N-major: chunks of 32
   constexpr int kTileN = kSwapped && kB == Major::kK ? 16 * kClusterM
                          : kStages == 2 && !kSwapped ? kTwoPieces
                                                      : 64;

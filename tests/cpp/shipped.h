@@ -35,9 +35,13 @@ inline std::vector<KernelConfig> shipped_configs() {
 // And the widest tile that config.h allows: two instructions a row, the largest accumulator.
 constexpr KernelConfig kWidest{
     DType::kBF16, Major::kK, Major::kMN, 128, 320, 1, 1, 3, Arrangement::kCooperative};
+// And an operand in chunks of 32 columns that a pair shares, which none of those that ship does.
+constexpr KernelConfig kSharedHalfChunks{DType::kBF16,          Major::kK, Major::kMN, 192, 96, 2, 1, 5,
+                                         Arrangement::kPingpong};
 inline std::vector<KernelConfig> possible_configs() {
   std::vector<KernelConfig> all = shipped_configs();
   all.push_back(kWidest);
+  all.push_back(kSharedHalfChunks);
   return all;
 }
 

@@ -141,14 +141,10 @@ def test_every_config(config):
     assert (buffer[333 * 1001 :] == CANARY).all()
 
 
-@pytest.mark.parametrize("split", [2, 4, 8])
+@pytest.mark.parametrize("split", [2, 4])
 @pytest.mark.parametrize("config", [c for c in _core.configs() if c.endswith("_swap")])
 def test_every_split(config, split):
-    """Unequal parts of K, bands out of range, more tiles than clusters; the epilogue; the same bits again."""
-    if split * int(config.split("_c1x")[1][0]) > 8:
-        with pytest.raises(ValueError, match="splits K"):
-            hopgemm.matmul(*ones(config, 64, 64, 1024), config=f"{config}+split{split}")
-        return
+    """Unequal parts of K, parts out of range, more tiles than clusters; the epilogue; the same bits again."""
     dtype = torch.bfloat16 if config.startswith("bf16") else torch.float16
     majors, name = config.split("_")[1], f"{config}+split{split}"
     sweep = Sweep()
@@ -161,6 +157,8 @@ def test_every_split(config, split):
     c, bias = operand(50, 300, dtype, True, True), operand(1, 300, torch.float32, True, False)[0]
     want = (2 * c.float() - a.float() @ b.float() + bias).to(dtype)
     assert torch.equal(hopgemm.matmul(a, b, c=c, bias=bias, alpha=-1.0, beta=2.0, config=name), want)
+    hopgemm.matmul(a, b, c=c, bias=bias, alpha=-1.0, beta=2.0, out=c, config=name)  # written meanwhile
+    assert torch.equal(c, want)
     a.normal_(), b.normal_()
     first = hopgemm.matmul(a, b, out_dtype=torch.float32, config=name)
     for _ in range(20):  # whichever part arrives first

@@ -279,7 +279,7 @@ void Role::store_tile(const float* acc, const EpilogueParams& e, const Tile& t, 
   log("store_sums", own, split);
   for (int row = 0; row < kMmaM; ++row)
     for (int col = 0; col < config().tile_n; ++col)
-      if (part_of(config(), row, col, split) == own)
+      if (part_of(config(), accumulator_index(row, col), split) == own)
         store_element(e, t, t.m + row, t.n + col, acc[row * config().tile_n + col]);
 }
 

@@ -75,7 +75,9 @@ inline constexpr int kMmaAgent = kProducer + 1;
 inline constexpr int kStoreAgent = kMmaAgent + kNumConsumers;
 inline constexpr int kSumsAgent = kStoreAgent + kNumConsumers * kStagingSlots;
 inline constexpr int kLoadAgent = kSumsAgent + kNumConsumers * kMaxSplit;
-constexpr int load_bytes(const KernelConfig& c) { return std::min(4096, b_stage_bytes(c) / c.cluster_m); }
+constexpr int load_bytes(const KernelConfig& c) {
+  return std::min(4096, box_rows(b_tile(c)) * row_bytes(b_tile(c)));
+}
 
 inline constexpr uint8_t kPoison = 0xFF;  // NaN in every type
 constexpr int operand_bytes(const KernelConfig& c) { return result_offset(c); }

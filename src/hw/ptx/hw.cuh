@@ -277,7 +277,6 @@ template <KernelConfig kConfig> class PtxHw {
           if (place == own) copy<kVector>(sum, &acc.v[0][place * kLength + i]);
       }
     });
-    fence_accumulator(acc);  // HAZARD: whoever is told next may write over what was read
   }
   __device__ __forceinline__ void store_sums(const Accumulator& acc, const EpilogueParams& e, const Tile& t,
                                              int split) {
@@ -310,9 +309,9 @@ template <KernelConfig kConfig> class PtxHw {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) to[i] = from[i];
   }
-  // Is this element of the tile in this CTA's part?
-  __device__ __forceinline__ bool is_own(int row, int col, int split) const {
-    return part_of(kConfig, row, col, split) == split_index(kConfig, cta_rank());
+  // Is a thread's sum `index` in this CTA's part?
+  __device__ __forceinline__ bool is_own(int index, int split) const {
+    return part_of(kConfig, index, split) == split_index(kConfig, cta_rank());
   }
   template <class T>
   __device__ __forceinline__ static T* element(const EpilogueMatrix& x, const Tile& t, int m, int n) {
@@ -328,7 +327,7 @@ template <KernelConfig kConfig> class PtxHw {
 #pragma unroll
     for (int i = 0; i < accumulator_registers(kConfig); ++i) {
       const RowCol at = accumulator_at(0, i);  // from the first one
-      if (m + at.row < e.m && n + at.col < e.n && is_own(first.row + at.row, first.col + at.col, split))
+      if (m + at.row < e.m && n + at.col < e.n && is_own(i, split))
         d[at.row * e.d.row_stride + at.col * e.d.col_stride] = acc.v[0][i];
     }
   }
@@ -354,7 +353,7 @@ template <KernelConfig kConfig> class PtxHw {
     const bool is_whole = rows >= kRowsAtOnce && reinterpret_cast<uintptr_t>(d) % 8 == 0;
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block, d += 8 * e.d.col_stride) {
-      if (n + 8 * block >= e.n || !is_own(at.row, at.col + 8 * block, split)) continue;
+      if (n + 8 * block >= e.n || !is_own(accumulator_index(at.row, at.col + 8 * block), split)) continue;
       if (is_whole) {
         *reinterpret_cast<uint2*>(d) = {pairs[block][0], pairs[block][1]};
       } else {
