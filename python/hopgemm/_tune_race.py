@@ -233,7 +233,7 @@ def _splits(tiles: int, key: Key) -> list[str]:
 
 def _tails(config: str, key: Key) -> list[str]:
     """Tails that give every cluster as much: of the last wave, of the last two, in parts of whole tiles."""
-    (rows, columns), (down, across) = _tile(config), map(int, config.split("_")[3][1:].split("x"))
+    (rows, columns), (down, across) = _tile(config), _cluster(config)
     clusters = key.sm_count // (down * across)
     blocks = math.ceil(key.m / (rows * down)) * math.ceil(key.n / (columns * across))
     blocks *= key.batch_inner * key.batch_outer
@@ -256,15 +256,26 @@ def schedules(configs: Iterable[str], key: Key, gpu: str) -> list[str]:
     for config in configs:
         instance, *tokens = config.split("+")
         parts = "".join(f"+{x}" for x in tokens if x.startswith(("split", "tail")))
-        if plan_of(key, gpu, config)["waves"] <= 1:
+        plan = plan_of(key, gpu, config)
+        if plan["waves"] <= 1:
             continue
         # HAZARD: a name without a schedule stands for the usual one: "all CTAs" has to be said by number.
-        pools = dict.fromkeys([f"ctas{key.sm_count}", *(x for x in tokens if x.startswith("ctas"))])
+        all_ctas, usual = f"ctas{key.sm_count}", [x for x in tokens if x.startswith("ctas")]
+        pools = dict.fromkeys([all_ctas, *usual, f"ctas{_even_pool(config, plan)}"])
         for walk in _WALKS:
             for pool in pools:
                 with contextlib.suppress(ValueError):
                     names.append(plan_of(key, gpu, f"{instance}{walk}+{pool}{parts}")["config"])
     return [name for name in dict.fromkeys(names) if name not in configs]
+
+
+def _even_pool(config: str, plan: dict[str, Any]) -> int:
+    """CTAs that have as many tiles each in as many waves: while a part of them works on alone, less comes in
+    than memory gives."""
+    split = re.search(r"\+split(\d)", config)
+    cluster = math.prod(_cluster(config)) * int(split[1] if split else 1)
+    clusters = round(plan["waves"] * plan["grid"]) // cluster
+    return math.ceil(clusters / math.ceil(plan["waves"])) * cluster
 
 
 def deals_k(config: str) -> bool:
@@ -282,3 +293,9 @@ def _tile(config: str) -> tuple[int, int]:
     """Rows and columns of a tile, the caller's way round."""
     rows, columns = config.split("_")[2].split("x")[:2]
     return int(rows), int(columns)
+
+
+def _cluster(config: str) -> tuple[int, int]:
+    """CTAs along M and N, without those of a split."""
+    down, across = config.split("_")[3][1:].split("x")
+    return int(down), int(across)

@@ -1,4 +1,4 @@
-// Written by benchmarks/make_table.py from 2026-11-30-h200-table-bf16.json, 2026-11-30-h200-table-kk-bf16.json, 2026-11-30-h200-table-kn-small-bf16.json, 2026-11-30-h200-table-tall-bf16.json, 2026-11-30-h200-table-vocabulary-bf16.json, 2026-11-30-h200-table-wayout-bf16.json.
+// Written by benchmarks/make_table.py from 2026-11-30-h200-table-bf16.json, 2026-11-30-h200-table-kk-bf16.json, 2026-11-30-h200-table-kn-small-bf16.json, 2026-11-30-h200-table-tall-bf16.json, 2026-11-30-h200-table-vocabulary-bf16.json, 2026-11-30-h200-table-wayout-bf16.json, 2026-11-30-h200-table-xlong-bf16.json.
 #include <array>
 
 #include "host/measured.h"
@@ -14,7 +14,7 @@ constexpr DType kAny16 = DType::kBF16;
 
 // M, N, K, for which dtypes and problems, config.
 // clang-format off
-constexpr std::array<Measured, 629> kTable{{
+constexpr std::array<Measured, 632> kTable{{
     {33, 65, 129, kBoth, kAny, {{kAny16, kK, kK, 64, 64, 2, 1, 12, kPingpong}, {}}},
     {64, 128, 65536, kBoth, kAny, {{kAny16, kK, kK, 64, 64, 1, 1, 12, kPingpong},
         {.tail = 2, .ranges = 132}}},
@@ -41,7 +41,9 @@ constexpr std::array<Measured, 629> kTable{{
         {.tail = 8, .ranges = 64}}},
     {256, 1024, 131072, kBoth, kInvariant, {{kAny16, kK, kK, 64, 64, 1, 1, 12, kPingpong}, {}}},
     {1024, 1024, 1024, kBoth, kAny, {{kAny16, kK, kK, 64, 128, 1, 1, 8, kPingpong}, {}}},
-    {1024, 1024, 32768, kBoth, kAny, {{kAny16, kK, kK, 128, 64, 1, 1, 8, kPingpong}, {}}},
+    {1024, 1024, 32768, kBoth, kAny, {{kAny16, kK, kK, 128, 128, 2, 1, 6, kPingpong},
+        {.tail = 32, .ranges = 64}}},
+    {1024, 1024, 32768, kBoth, kInvariant, {{kAny16, kK, kK, 128, 64, 1, 1, 8, kPingpong}, {}}},
     {65536, 1024, 1024, kBoth, kAny, {{kAny16, kK, kK, 128, 128, 2, 1, 6, kPingpong}, {.max_ctas = 128}}},
     {777, 1111, 2048, kBoth, kAny, {{kAny16, kK, kK, 64, 112, 1, 1, 8, kPingpong}, {}}},
     {1536, 1536, 1536, kBoth, kAny, {{kAny16, kK, kK, 128, 144, 1, 1, 5, kPingpong}, {}}},
@@ -143,7 +145,9 @@ constexpr std::array<Measured, 629> kTable{{
     {1024, 7168, 2048, kBoth, kAny, {{kAny16, kK, kK, 128, 112, 1, 1, 6, kPingpong}, {.max_ctas = 128}}},
     {1024, 7168, 16384, kBoth, kAny, {{kAny16, kK, kK, 128, 224, 2, 1, 4, kCooperative}, {.max_ctas = 128}}},
     {2048, 7168, 2048, kBoth, kAny, {{kAny16, kK, kK, 128, 128, 2, 1, 6, kPingpong}, {.max_ctas = 132}}},
-    {2048, 7168, 16384, kBoth, kAny, {{kAny16, kK, kK, 128, 128, 1, 1, 6, kPingpong}, {.max_ctas = 128}}},
+    {2048, 7168, 16384, kBoth, kAny, {{kAny16, kK, kK, 128, 144, 1, 1, 5, kPingpong},
+        {.tail = 8, .ranges = 128}}},
+    {2048, 7168, 16384, kBoth, kInvariant, {{kAny16, kK, kK, 128, 176, 2, 1, 5, kCooperative}, {}}},
     {4096, 7168, 2048, kBoth, kAny, {{kAny16, kK, kK, 128, 128, 2, 1, 6, kPingpong}, {.max_ctas = 128}}},
     {8192, 7168, 2048, kBoth, kAny, {{kAny16, kK, kK, 128, 256, 2, 1, 4, kCooperative}, {.max_ctas = 128}}},
     {1, 8192, 28672, kBoth, kAny, {{kAny16, kK, kK, 128, 16, 1, 1, 11, kSwapped}, {.split = 2}}},
@@ -486,7 +490,9 @@ constexpr std::array<Measured, 629> kTable{{
         {.tail = 8, .ranges = 64}}},
     {256, 1024, 131072, kBoth, kInvariant, {{kAny16, kMN, kK, 64, 64, 1, 1, 12, kPingpong}, {}}},
     {1024, 1024, 1024, kBoth, kAny, {{kAny16, kMN, kK, 64, 128, 1, 1, 8, kPingpong}, {}}},
-    {1024, 1024, 32768, kBoth, kAny, {{kAny16, kMN, kK, 128, 64, 1, 1, 8, kPingpong}, {}}},
+    {1024, 1024, 32768, kBoth, kAny, {{kAny16, kMN, kK, 128, 128, 2, 1, 6, kPingpong},
+        {.tail = 32, .ranges = 64}}},
+    {1024, 1024, 32768, kBoth, kInvariant, {{kAny16, kMN, kK, 128, 64, 1, 1, 8, kPingpong}, {}}},
     {65536, 1024, 1024, kBoth, kAny, {{kAny16, kMN, kK, 128, 128, 2, 1, 6, kPingpong}, {.max_ctas = 128}}},
     {1536, 1536, 1536, kBoth, kAny, {{kAny16, kMN, kK, 128, 144, 1, 1, 5, kPingpong}, {}}},
     {2048, 2048, 2048, kBoth, kAny, {{kAny16, kMN, kK, 128, 128, 1, 1, 6, kPingpong},
@@ -563,7 +569,7 @@ constexpr std::array<Measured, 629> kTable{{
     {1024, 7168, 2048, kBoth, kAny, {{kAny16, kMN, kK, 128, 112, 1, 1, 6, kPingpong}, {.max_ctas = 128}}},
     {1024, 7168, 16384, kBoth, kAny, {{kAny16, kMN, kK, 128, 224, 2, 1, 4, kCooperative}, {.max_ctas = 128}}},
     {2048, 7168, 2048, kBoth, kAny, {{kAny16, kMN, kK, 128, 128, 2, 1, 6, kPingpong}, {.max_ctas = 132}}},
-    {2048, 7168, 16384, kBoth, kAny, {{kAny16, kMN, kK, 128, 128, 2, 1, 6, kPingpong}, {.max_ctas = 128}}},
+    {2048, 7168, 16384, kBoth, kAny, {{kAny16, kMN, kK, 128, 176, 2, 1, 5, kCooperative}, {}}},
     {4096, 7168, 2048, kBoth, kAny, {{kAny16, kMN, kK, 128, 128, 2, 1, 6, kPingpong}, {.max_ctas = 128}}},
     {8192, 7168, 2048, kBoth, kAny, {{kAny16, kMN, kK, 128, 256, 2, 1, 4, kCooperative}, {.max_ctas = 128}}},
     {64, 8192, 28672, kBoth, kAny, {{kAny16, kK, kMN, 128, 64, 1, 1, 7, kSwapped}, {.split = 2}}},

@@ -192,6 +192,15 @@ def test_tails_are_of_the_last_wave_or_two():
     assert tails == {"tail16x132", "tail16x128"}
 
 
+def test_pools_in_which_every_cta_has_as_much():
+    """28672 columns are 112 tiles of pairs, for 66 pairs; or 448 halves, for as many."""
+    key = KEY._replace(m=1, n=28672)
+    for config in ("bf16_kk_16x128x64_c1x2_s11_swap", "bf16_kk_16x128x64_c1x1_s11_swap+split2"):
+        instance, _, parts = config.partition("+")
+        names = _tune_race.schedules([config], key, GPU)
+        assert "+".join(filter(None, (f"{instance}+m4+ctas112", parts))) in names
+
+
 def test_walks_keep_the_parts_of_k():
     key = KEY._replace(m=64, n=65536)
     swapped = "bf16_kk_64x128x64_c1x1_s7_swap+split2"
