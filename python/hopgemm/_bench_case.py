@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from ._shapes import Shape
+
+Operands = TypeVar("Operands")
 
 _UNIT_ROUNDOFF = {"bf16": 2.0**-8, "fp16": 2.0**-11}
 _HALF_SMALLEST_SUBNORMAL = {"bf16": 0.0, "fp16": 2.0**-25}  # bf16 has fp32's exponents: never that small
@@ -53,12 +55,12 @@ def rotation_sets(shape: Shape, l2_bytes: int, limit: int = 4096) -> int:
     return min(limit, max(2, math.ceil(2 * l2_bytes / (2 * k * (m + n)))))
 
 
-def graph_rotations(sets: int) -> int:
-    """How often a CUDA graph goes through the sets: 16 launches at least.
+def graph_launches(sets: list[Operands]) -> list[Operands]:
+    """What a CUDA graph launches: whole rotations of the sets, 16 launches at least.
 
     The first launch of a graph waits for the graph before it to end, as no launch in a model's graph does.
     """
-    return math.ceil(16 / sets)
+    return sets * math.ceil(16 / len(sets))
 
 
 def sample_rows(m: int, count: int = 8) -> list[int]:

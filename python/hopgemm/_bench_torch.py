@@ -12,7 +12,7 @@ from ._bench_case import (
     TRAINING_LAYOUTS,
     Check,
     error_bound,
-    graph_rotations,
+    graph_launches,
     rotation_sets,
     sample_rows,
 )
@@ -76,7 +76,7 @@ class TorchContender:
     ) -> None:
         self.name, self.config, self.timing = name, config, "CUDA graph" if graph else "CUDA events"
         self._product, self._sets, self._reference, self._backend = product, sets, reference, backend
-        self._rotations = graph_rotations(len(sets))
+        self._graph_steps = graph_launches(sets)
         self._prepare()
         self._graph = self._capture() if graph else None
 
@@ -89,8 +89,8 @@ class TorchContender:
             for i in range(launches):
                 self._launch(self._sets[i % len(self._sets)])
         else:
-            replays = math.ceil(launches / (self._rotations * len(self._sets)))
-            launches = replays * self._rotations * len(self._sets)
+            replays = math.ceil(launches / len(self._graph_steps))
+            launches = replays * len(self._graph_steps)
             for _ in range(replays):
                 self._graph.replay()
         last.record()
@@ -114,7 +114,7 @@ class TorchContender:
         self._launch(self._sets[0])  # what the library does once must not be captured
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            for step in self._sets * self._rotations:
+            for step in self._graph_steps:
                 self._launch(step)
         return graph
 

@@ -233,10 +233,7 @@ def _splits(tiles: int, key: Key) -> list[str]:
 
 def _tails(config: str, key: Key) -> list[str]:
     """Tails that give every cluster as much: of the last wave, of the last two, in parts of whole tiles."""
-    (rows, columns), (down, across) = _tile(config), _cluster(config)
-    clusters = key.sm_count // (down * across)
-    blocks = math.ceil(key.m / (rows * down)) * math.ceil(key.n / (columns * across))
-    blocks *= key.batch_inner * key.batch_outer
+    clusters, blocks = key.sm_count // math.prod(_cluster(config)), _blocks(config, key)
     last = blocks % clusters
     if not last or blocks > _MOST_WAVES * clusters:
         return []
@@ -256,12 +253,11 @@ def schedules(configs: Iterable[str], key: Key, gpu: str) -> list[str]:
     for config in configs:
         instance, *tokens = config.split("+")
         parts = "".join(f"+{x}" for x in tokens if x.startswith(("split", "tail")))
-        plan = plan_of(key, gpu, config)
-        if plan["waves"] <= 1:
+        if plan_of(key, gpu, config)["waves"] <= 1:
             continue
         # HAZARD: a name without a schedule stands for the usual one: "all CTAs" has to be said by number.
         all_ctas, usual = f"ctas{key.sm_count}", [x for x in tokens if x.startswith("ctas")]
-        pools = dict.fromkeys([all_ctas, *usual, f"ctas{_even_pool(config, plan)}"])
+        pools = dict.fromkeys([all_ctas, *usual, f"ctas{_even_pool(config, key)}"])
         for walk in _WALKS:
             for pool in pools:
                 with contextlib.suppress(ValueError):
@@ -269,13 +265,14 @@ def schedules(configs: Iterable[str], key: Key, gpu: str) -> list[str]:
     return [name for name in dict.fromkeys(names) if name not in configs]
 
 
-def _even_pool(config: str, plan: dict[str, Any]) -> int:
+def _even_pool(config: str, key: Key) -> int:
     """CTAs that have as many tiles each in as many waves: while a part of them works on alone, less comes in
     than memory gives."""
     split = re.search(r"\+split(\d)", config)
-    cluster = math.prod(_cluster(config)) * int(split[1] if split else 1)
-    clusters = round(plan["waves"] * plan["grid"]) // cluster
-    return math.ceil(clusters / math.ceil(plan["waves"])) * cluster
+    size = math.prod(_cluster(config)) * int(split[1] if split else 1)
+    blocks = _blocks(config, key)
+    waves = math.ceil(blocks / (key.sm_count // size))
+    return math.ceil(blocks / waves) * size
 
 
 def deals_k(config: str) -> bool:
@@ -299,3 +296,10 @@ def _cluster(config: str) -> tuple[int, int]:
     """CTAs along M and N, without those of a split."""
     down, across = config.split("_")[3][1:].split("x")
     return int(down), int(across)
+
+
+def _blocks(config: str, key: Key) -> int:
+    """Tiles of a cluster."""
+    (rows, columns), (down, across) = _tile(config), _cluster(config)
+    blocks = math.ceil(key.m / (rows * down)) * math.ceil(key.n / (columns * across))
+    return blocks * key.batch_inner * key.batch_outer

@@ -15,7 +15,7 @@ import torch
 
 from . import _core, _tune
 from . import torch as hopgemm_torch
-from ._bench_case import graph_rotations, rotation_sets
+from ._bench_case import graph_launches, rotation_sets
 from ._cache import Key, leading
 from ._device import device_info
 from ._plan import operands
@@ -136,7 +136,7 @@ class _Contender:
 
     def __init__(self, bench: Bench, config: str) -> None:
         self.config, self._device = config, bench._device
-        pairs = bench._sets * graph_rotations(len(bench._sets))
+        pairs = graph_launches(bench._sets)
         self._count = len(pairs)
         self._graph = torch.cuda.CUDAGraph()
         with _undisturbed(self._device):

@@ -202,7 +202,7 @@ constexpr bool is_valid(const KernelConfig& c) {
          c.num_stages >= 2 && smem_bytes(c) <= kMaxSmemBytes;
 }
 
-// The split must leave every CTA of it a step of K.
+// The split must leave every CTA of it a step of K, and a cluster that every device takes.
 constexpr bool is_valid_split(const KernelConfig& c, int split, int64_t k_tiles) {
   if (split == 1) return true;
   const bool power_of_two = split > 0 && (split & (split - 1)) == 0;

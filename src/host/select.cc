@@ -23,8 +23,8 @@ constexpr double kLaunchCycles = 5300;
 constexpr double kLatencyCycles = 2300;  // of a load; a ring hides as much of it as it has stages
 constexpr double kIngestBytesPerCycle = 66;  // what one SM takes in when few pull
 constexpr double kDramBytesPerCycle = 2350, kL2BytesPerCycleInAll = 2600;
-constexpr double kExchangeCycles = 800;  // of partial sums, each round (docs/notes/2026-11-30-way-out.md);
-constexpr double kOwnCycles = 300;  // without a split
+constexpr double kExchangeCycles = 800;  // each round of partial sums (docs/notes/2026-11-30-way-out.md)
+constexpr double kOwnCycles = 300;  // the same without a split
 constexpr double kAddCycles = 3500;  // until the kernel that adds a tail is at work, and until it is gone
 
 // A narrow instruction feeds the tensor cores less well (shared-memory reads of A weigh more).

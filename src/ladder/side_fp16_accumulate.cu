@@ -42,7 +42,7 @@ template <KernelConfig kConfig> class Fp16Hw : public PtxHw<kConfig> {
 #pragma unroll
       for (int row = 0; row < mma_rows(kConfig); ++row)
         wgmma_m64n256k16_f16(acc.v[row], a + (mma_offset(a_tile(kConfig), row * kMmaM, step) >> 4),
-                             b + (mma_offset(a_tile(kConfig), 0, step) >> 4), accumulate || step > 0);
+                             b + (mma_offset(b_tile(kConfig), 0, step) >> 4), accumulate || step > 0);
     }
   }
   template <int kPending> __device__ __forceinline__ void mma_wait(Accumulator& acc) {

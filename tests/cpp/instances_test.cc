@@ -54,11 +54,10 @@ std::vector<Named> cases(const KernelConfig& config) {
     long_ranges.store = Store::kDirect;
     long_ranges.schedule.tail = 5, long_ranges.schedule.ranges = 2, long_ranges.num_ctas = size;
   } else {
-    const int most = kMaxSplit;
     Case& split = add("K split in four, two tiles each, C and bias");
-    split.m = c.tile_m + 3, split.n = 3 * n - 9, split.k = (most + 1) * kTileK + 9,
+    split.m = c.tile_m + 3, split.n = 3 * n - 9, split.k = (kMaxSplit + 1) * kTileK + 9,
     split.c = split.bias = true;
-    split.schedule.split = most, split.num_ctas = most * size;
+    split.schedule.split = kMaxSplit, split.num_ctas = kMaxSplit * size;
     Case& pair = add("K split in two, fp32, ragged columns");
     pair.m = c.tile_m, pair.n = n + 5, pair.k = 5 * kTileK, pair.out = DType::kF32,
     pair.store = Store::kDirect;
