@@ -227,13 +227,17 @@ def candidates(key: Key, gpu: str) -> list[str]:
 
 
 def _splits(tiles: int, key: Key) -> list[str]:
-    """Two waves of CTAs at most, with two steps of K for each."""
-    return [f"+split{x}" for x in _SPLITS if x * tiles <= 2 * key.sm_count and x * 2 * _TILE_K <= key.k]
+    """With two steps of K at least for each CTA. Parts also fill the last wave of many tiles."""
+    most = _MOST_WAVES * key.sm_count
+    return [f"+split{x}" for x in _SPLITS if x * tiles <= most and x * 2 * _TILE_K <= key.k]
 
 
 def _tails(config: str, key: Key) -> list[str]:
     """Tails that give every cluster as much: of the last wave, of the last two, in parts of whole tiles."""
-    clusters, blocks = key.sm_count // math.prod(_cluster(config)), _blocks(config, key)
+    (rows, columns), (down, across) = _tile(config), map(int, config.split("_")[3][1:].split("x"))
+    clusters = key.sm_count // (down * across)
+    blocks = math.ceil(key.m / (rows * down)) * math.ceil(key.n / (columns * across))
+    blocks *= key.batch_inner * key.batch_outer
     last = blocks % clusters
     if not last or blocks > _MOST_WAVES * clusters:
         return []
@@ -256,23 +260,12 @@ def schedules(configs: Iterable[str], key: Key, gpu: str) -> list[str]:
         if plan_of(key, gpu, config)["waves"] <= 1:
             continue
         # HAZARD: a name without a schedule stands for the usual one: "all CTAs" has to be said by number.
-        all_ctas, usual = f"ctas{key.sm_count}", [x for x in tokens if x.startswith("ctas")]
-        pools = dict.fromkeys([all_ctas, *usual, f"ctas{_even_pool(config, key)}"])
+        pools = dict.fromkeys([f"ctas{key.sm_count}", *(x for x in tokens if x.startswith("ctas"))])
         for walk in _WALKS:
             for pool in pools:
                 with contextlib.suppress(ValueError):
                     names.append(plan_of(key, gpu, f"{instance}{walk}+{pool}{parts}")["config"])
     return [name for name in dict.fromkeys(names) if name not in configs]
-
-
-def _even_pool(config: str, key: Key) -> int:
-    """CTAs that have as many tiles each in as many waves: while a part of them works on alone, less comes in
-    than memory gives."""
-    split = re.search(r"\+split(\d)", config)
-    size = math.prod(_cluster(config)) * int(split[1] if split else 1)
-    blocks = _blocks(config, key)
-    waves = math.ceil(blocks / (key.sm_count // size))
-    return math.ceil(blocks / waves) * size
 
 
 def deals_k(config: str) -> bool:
@@ -290,16 +283,3 @@ def _tile(config: str) -> tuple[int, int]:
     """Rows and columns of a tile, the caller's way round."""
     rows, columns = config.split("_")[2].split("x")[:2]
     return int(rows), int(columns)
-
-
-def _cluster(config: str) -> tuple[int, int]:
-    """CTAs along M and N, without those of a split."""
-    down, across = config.split("_")[3][1:].split("x")
-    return int(down), int(across)
-
-
-def _blocks(config: str, key: Key) -> int:
-    """Tiles of a cluster."""
-    (rows, columns), (down, across) = _tile(config), _cluster(config)
-    blocks = math.ceil(key.m / (rows * down)) * math.ceil(key.n / (columns * across))
-    return blocks * key.batch_inner * key.batch_outer

@@ -90,7 +90,7 @@ HOPGEMM_HOST_DEVICE constexpr int swizzled(int address, int row_bytes) {
 
 // The same for (row, byte) in rows of 128 bytes.
 HOPGEMM_HOST_DEVICE constexpr int swizzle128(int row, int byte) {
-  return row * kSwizzleBytes + ((byte / 16 ^ (row & 7)) * 16) + byte % 16;
+  return swizzled(row * kSwizzleBytes + byte, kSwizzleBytes);
 }
 
 // ---- accumulator: m64nNk16's D fragment

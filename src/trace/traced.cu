@@ -115,6 +115,8 @@ __device__ __forceinline__ void traced_kernel(const GemmParams<CUtensorMap>& par
   Traced hw(ClockRecorder(), smem_base(), warpgroup < kNumConsumers ? warpgroup : -1);
   if (thread < kNumRoles) cta_state().counts[thread] = 0;
   if (thread < kNumConsumers) cta_state().ended[thread] = 0;
+  Tile first{};
+  if (warp == kProducerWarp) first = same_in_warp(first_tile(hw, params));
   enter(hw, params.grid.split);
   hw.wait_for_launches();  // every thread: the launch before may still write to the buffers
   if (warpgroup < kNumConsumers) {
@@ -128,7 +130,7 @@ __device__ __forceinline__ void traced_kernel(const GemmParams<CUtensorMap>& par
     ptx::setmaxnreg_dec<producer_registers(kConfig)>();
     if (!ptx::elect_one()) return;
     if (warp == kProducerWarp) {
-      produce(hw, params, first_tile(hw, params));
+      produce(hw, params, first);
       save_count(kProducerRole);
     } else if (warp == kWatcherWarp) {
       watch<kConfig>(hw, params);

@@ -192,13 +192,14 @@ def test_tails_are_of_the_last_wave_or_two():
     assert tails == {"tail16x132", "tail16x128"}
 
 
-def test_pools_in_which_every_cta_has_as_much():
-    """28672 columns are 112 tiles of pairs, for 66 pairs; or 448 halves, for as many."""
-    key = KEY._replace(m=1, n=28672)
-    for config in ("bf16_kk_16x128x64_c1x2_s11_swap", "bf16_kk_16x128x64_c1x1_s11_swap+split2"):
-        instance, _, parts = config.partition("+")
-        names = _tune_race.schedules([config], key, GPU)
-        assert "+".join(filter(None, (f"{instance}+m4+ctas112", parts))) in names
+def test_k_is_split_for_many_tiles_too():
+    """Parts of K fill the last wave of 224 tiles; 1010 tiles are more waves than pay."""
+    kernel = "bf16_kk_16x128x64_c1x1_s11_swap"
+    for n, k, splits in (28672, 4096, {2, 4}), (32768, 128, set()), (129280, 7168, set()):
+        names = _tune_race.candidates(KEY._replace(m=1, n=n, k=k), GPU)
+        assert {
+            int(x.removeprefix(f"{kernel}+split")) for x in names if x.startswith(f"{kernel}+split")
+        } == splits
 
 
 def test_walks_keep_the_parts_of_k():
