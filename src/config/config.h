@@ -179,7 +179,7 @@ constexpr int accumulator_registers(const KernelConfig& c) { return mma_rows(c) 
 // again.
 constexpr int consumer_registers(const KernelConfig& c) {
   if (is_swapped(c)) return 208;  // small accumulators
-  return is_cooperative(c) || accumulator_registers(c) > 128 ? 240 : 224;
+  return is_cooperative(c) || accumulator_registers(c) > 128 ? 240 : 232;
 }
 constexpr int producer_registers(const KernelConfig& c) {
   return kNumThreads * kLaunchRegisters / kWarpgroup - kNumConsumers * consumer_registers(c);

@@ -1,4 +1,4 @@
-// Written by benchmarks/make_table.py from 2026-11-30-h200-table-bf16.json, 2026-11-30-h200-table-kk-bf16.json, 2026-11-30-h200-table-kn-small-bf16.json, 2026-11-30-h200-table-tall-bf16.json, 2026-11-30-h200-table-vocabulary-bf16.json, 2026-11-30-h200-table-wayout-bf16.json, 2026-11-30-h200-table-xlong-bf16.json.
+// Written by benchmarks/make_table.py from 2026-11-30-h200-table-bf16.json, 2026-11-30-h200-table-kk-bf16.json, 2026-11-30-h200-table-kn-small-bf16.json, 2026-11-30-h200-table-tall-bf16.json, 2026-11-30-h200-table-vocabulary-bf16.json, 2026-11-30-h200-table-wayout-bf16.json, 2026-11-30-h200-table-xlong-bf16.json, 2026-11-30-h200-table-xsplit-bf16.json.
 #include <array>
 
 #include "host/measured.h"
@@ -14,9 +14,9 @@ constexpr DType kAny16 = DType::kBF16;
 
 // M, N, K, for which dtypes and problems, config.
 // clang-format off
-constexpr std::array<Measured, 632> kTable{{
+constexpr std::array<Measured, 638> kTable{{
     {33, 65, 129, kBoth, kAny, {{kAny16, kK, kK, 64, 64, 2, 1, 12, kPingpong}, {}}},
-    {64, 128, 65536, kBoth, kAny, {{kAny16, kK, kK, 64, 64, 1, 1, 12, kPingpong},
+    {64, 128, 65536, kBoth, kAny, {{kAny16, kK, kK, 64, 80, 1, 1, 10, kPingpong},
         {.tail = 2, .ranges = 132}}},
     {64, 128, 65536, kBoth, kInvariant, {{kAny16, kK, kK, 64, 64, 1, 1, 12, kPingpong}, {}}},
     {65536, 128, 1024, kBoth, kAny, {{kAny16, kK, kK, 128, 128, 1, 1, 6, kPingpong}, {.max_ctas = 128}}},
@@ -135,7 +135,7 @@ constexpr std::array<Measured, 632> kTable{{
     {16, 7168, 2048, kBoth, kAny, {{kAny16, kK, kK, 128, 16, 1, 1, 11, kSwapped}, {}}},
     {16, 7168, 16384, kBoth, kAny, {{kAny16, kK, kK, 128, 16, 1, 1, 11, kSwapped}, {}}},
     {64, 7168, 2048, kBoth, kAny, {{kAny16, kK, kK, 64, 112, 1, 1, 8, kPingpong}, {}}},
-    {64, 7168, 16384, kBoth, kAny, {{kAny16, kK, kK, 64, 96, 1, 1, 9, kPingpong}, {}}},
+    {64, 7168, 16384, kBoth, kAny, {{kAny16, kK, kK, 64, 112, 1, 1, 8, kPingpong}, {}}},
     {128, 7168, 2048, kBoth, kAny, {{kAny16, kK, kK, 64, 112, 2, 1, 8, kPingpong}, {}}},
     {128, 7168, 16384, kBoth, kAny, {{kAny16, kK, kK, 64, 112, 2, 1, 8, kPingpong}, {}}},
     {256, 7168, 2048, kBoth, kAny, {{kAny16, kK, kK, 128, 112, 1, 1, 6, kPingpong}, {}}},
@@ -164,16 +164,20 @@ constexpr std::array<Measured, 632> kTable{{
         {.along_m = false, .group = 4, .max_ctas = 132}}},
     {8192, 8192, 128, kBoth, kAny, {{kAny16, kK, kK, 64, 256, 1, 1, 4, kPingpong},
         {.along_m = false, .group = 8, .max_ctas = 132}}},
-    {1, 10240, 8192, kBoth, kAny, {{kAny16, kK, kK, 128, 16, 1, 1, 11, kSwapped}, {}}},
-    {16, 10240, 8192, kBoth, kAny, {{kAny16, kK, kK, 128, 32, 1, 1, 9, kSwapped}, {}}},
+    {1, 10240, 8192, kBoth, kAny, {{kAny16, kK, kK, 128, 16, 1, 1, 11, kSwapped}, {.split = 4}}},
+    {1, 10240, 8192, kBoth, kInvariant, {{kAny16, kK, kK, 128, 16, 1, 1, 11, kSwapped}, {}}},
+    {16, 10240, 8192, kBoth, kAny, {{kAny16, kK, kK, 128, 16, 2, 1, 11, kSwapped}, {}}},
     {64, 10240, 8192, kBoth, kAny, {{kAny16, kK, kK, 64, 80, 1, 1, 10, kPingpong}, {}}},
     {128, 10240, 8192, kBoth, kAny, {{kAny16, kK, kK, 64, 160, 2, 1, 6, kPingpong}, {}}},
     {256, 10240, 8192, kBoth, kAny, {{kAny16, kK, kK, 128, 160, 1, 1, 5, kCooperative}, {}}},
     {512, 10240, 8192, kBoth, kAny, {{kAny16, kK, kK, 128, 160, 1, 1, 5, kCooperative}, {.max_ctas = 132}}},
     {1024, 10240, 8192, kBoth, kAny, {{kAny16, kK, kK, 128, 128, 2, 1, 6, kPingpong}, {.max_ctas = 128}}},
     {2048, 10240, 8192, kBoth, kAny, {{kAny16, kK, kK, 128, 256, 2, 1, 4, kCooperative}, {.max_ctas = 128}}},
-    {1, 24576, 1536, kBoth, kAny, {{kAny16, kK, kK, 128, 16, 2, 1, 11, kSwapped}, {}}},
-    {16, 24576, 1536, kBoth, kAny, {{kAny16, kK, kK, 128, 16, 2, 1, 11, kSwapped}, {}}},
+    {1, 24576, 1536, kBoth, kAny, {{kAny16, kK, kK, 128, 16, 1, 1, 11, kSwapped},
+        {.group = 16, .max_ctas = 132, .split = 2}}},
+    {1, 24576, 1536, kBoth, kInvariant, {{kAny16, kK, kK, 128, 16, 2, 1, 11, kSwapped}, {}}},
+    {16, 24576, 1536, kBoth, kAny, {{kAny16, kK, kK, 128, 16, 1, 1, 11, kSwapped}, {.split = 2}}},
+    {16, 24576, 1536, kBoth, kInvariant, {{kAny16, kK, kK, 128, 16, 2, 1, 11, kSwapped}, {}}},
     {64, 24576, 1536, kBoth, kAny, {{kAny16, kK, kK, 64, 96, 1, 1, 9, kPingpong}, {.max_ctas = 128}}},
     {128, 24576, 1536, kBoth, kAny, {{kAny16, kK, kK, 64, 128, 2, 1, 8, kPingpong},
         {.group = 4, .max_ctas = 132}}},
@@ -185,8 +189,11 @@ constexpr std::array<Measured, 632> kTable{{
     {2048, 24576, 1536, kBoth, kAny, {{kAny16, kK, kK, 128, 144, 1, 1, 5, kPingpong}, {}}},
     {4096, 24576, 1536, kBoth, kAny, {{kAny16, kK, kK, 128, 128, 2, 1, 6, kPingpong}, {}}},
     {8192, 24576, 1536, kBoth, kAny, {{kAny16, kK, kK, 128, 128, 1, 1, 6, kPingpong}, {}}},
-    {1, 28672, 4096, kBoth, kAny, {{kAny16, kK, kK, 128, 16, 2, 1, 11, kSwapped}, {}}},
-    {16, 28672, 4096, kBoth, kAny, {{kAny16, kK, kK, 128, 16, 2, 1, 11, kSwapped}, {}}},
+    {1, 28672, 4096, kBoth, kAny, {{kAny16, kK, kK, 128, 16, 1, 1, 11, kSwapped},
+        {.group = 16, .max_ctas = 132, .split = 2}}},
+    {1, 28672, 4096, kBoth, kInvariant, {{kAny16, kK, kK, 128, 16, 2, 1, 11, kSwapped}, {}}},
+    {16, 28672, 4096, kBoth, kAny, {{kAny16, kK, kK, 128, 16, 1, 1, 11, kSwapped}, {.split = 2}}},
+    {16, 28672, 4096, kBoth, kInvariant, {{kAny16, kK, kK, 128, 16, 2, 1, 11, kSwapped}, {}}},
     {64, 28672, 4096, kBoth, kAny, {{kAny16, kK, kK, 64, 112, 1, 1, 8, kPingpong},
         {.group = 4, .max_ctas = 128}}},
     {128, 28672, 4096, kBoth, kAny, {{kAny16, kK, kK, 128, 112, 1, 1, 6, kPingpong},
@@ -202,7 +209,7 @@ constexpr std::array<Measured, 632> kTable{{
     {16, 32768, 512, kBoth, kAny, {{kAny16, kK, kK, 128, 16, 1, 1, 11, kSwapped}, {.max_ctas = 132}}},
     {64, 32768, 512, kBoth, kAny, {{kAny16, kK, kK, 64, 128, 1, 1, 8, kPingpong},
         {.along_m = false, .group = 8, .max_ctas = 132}}},
-    {128, 32768, 512, kBoth, kAny, {{kAny16, kK, kK, 128, 128, 1, 1, 6, kCooperative},
+    {128, 32768, 512, kBoth, kAny, {{kAny16, kK, kK, 64, 128, 2, 1, 8, kPingpong},
         {.group = 16, .max_ctas = 128}}},
     {256, 32768, 512, kBoth, kAny, {{kAny16, kK, kK, 128, 128, 2, 1, 6, kPingpong},
         {.along_m = false, .group = 8, .max_ctas = 132}}},
@@ -573,6 +580,7 @@ constexpr std::array<Measured, 632> kTable{{
     {4096, 7168, 2048, kBoth, kAny, {{kAny16, kMN, kK, 128, 128, 2, 1, 6, kPingpong}, {.max_ctas = 128}}},
     {8192, 7168, 2048, kBoth, kAny, {{kAny16, kMN, kK, 128, 256, 2, 1, 4, kCooperative}, {.max_ctas = 128}}},
     {64, 8192, 28672, kBoth, kAny, {{kAny16, kK, kMN, 128, 64, 1, 1, 7, kSwapped}, {.split = 2}}},
+    {64, 8192, 28672, kBoth, kInvariant, {{kAny16, kMN, kK, 64, 128, 1, 1, 8, kPingpong}, {}}},
     {128, 8192, 28672, kBoth, kAny, {{kAny16, kMN, kK, 64, 128, 2, 1, 8, kPingpong}, {}}},
     {256, 8192, 28672, kBoth, kAny, {{kAny16, kMN, kK, 128, 128, 2, 1, 6, kPingpong}, {}}},
     {512, 8192, 28672, kBoth, kAny, {{kAny16, kMN, kK, 128, 256, 2, 1, 4, kCooperative}, {}}},
@@ -608,7 +616,7 @@ constexpr std::array<Measured, 632> kTable{{
     {16, 32768, 512, kBoth, kAny, {{kAny16, kMN, kK, 64, 256, 1, 1, 4, kPingpong}, {}}},
     {64, 32768, 512, kBoth, kAny, {{kAny16, kMN, kK, 64, 128, 1, 1, 8, kPingpong},
         {.along_m = false, .group = 8, .max_ctas = 132}}},
-    {128, 32768, 512, kBoth, kAny, {{kAny16, kMN, kK, 128, 128, 1, 1, 6, kCooperative},
+    {128, 32768, 512, kBoth, kAny, {{kAny16, kMN, kK, 64, 128, 2, 1, 8, kPingpong},
         {.group = 16, .max_ctas = 128}}},
     {256, 32768, 512, kBoth, kAny, {{kAny16, kMN, kK, 128, 128, 2, 1, 6, kPingpong},
         {.along_m = false, .group = 8, .max_ctas = 132}}},

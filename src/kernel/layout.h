@@ -88,7 +88,8 @@ HOPGEMM_HOST_DEVICE constexpr int swizzled(int address, int row_bytes) {
   return address ^ (address >> 3 & (row_bytes - 16));
 }
 
-// The same for (row, byte) in rows of 128 bytes.
+// The same for (row, byte) in rows of 128 bytes. What takes bits of `byte` alone may as well be
+// xored with the result, which is a sum less for each address.
 HOPGEMM_HOST_DEVICE constexpr int swizzle128(int row, int byte) {
   return swizzled(row * kSwizzleBytes + byte, kSwizzleBytes);
 }
@@ -122,8 +123,7 @@ HOPGEMM_HOST_DEVICE constexpr RowCol transposed_at(int thread) {
 // matrices (rows 0-7 and 8-15 of columns 0-7, then of 8-15) that hold accumulator elements 8 * pair .. 8 *
 // pair + 7.
 HOPGEMM_HOST_DEVICE constexpr int stmatrix_offset(int warp, int lane, int pair) {
-  const int row = warp * 16 + lane % 16, col = pair * 16 + lane / 16 * 8;
-  return swizzle128(row, col * 2);
+  return swizzle128(warp * 16 + lane % 16, lane / 16 * 16) ^ pair * 32;
 }
 
 // ---- exchange of partial sums (exchange.h)
@@ -161,7 +161,7 @@ HOPGEMM_HOST_DEVICE constexpr int fp32_group(int lane, int group) {
   return (lane / 4) & 1 ? group ^ 2 : group;
 }
 HOPGEMM_HOST_DEVICE constexpr int fp32_offset(int warp, int lane, int half, int group) {
-  return swizzle128(warp * 16 + half * 8 + lane / 4, group * 32 + lane % 4 * 8);
+  return swizzle128(warp * 16 + half * 8 + lane / 4, lane % 4 * 8) ^ group * 32;
 }
 
 }  // namespace hopgemm

@@ -77,7 +77,7 @@ template <int kClusterM, int kClusterN> struct Walk {
 void check_tails() {
   constexpr KernelConfig kConfig{DType::kBF16,          Major::kK, Major::kK, 64, 128, 1, 1, 2,
                                  Arrangement::kPingpong};
-  for (int k_tiles : {1, 2, 7, 30})
+  for (int k_tiles : {1, 2, 7, 30, 2 * kLongShare})
     for (int tail : {1, 2, 5, 12})
       for (int ranges : {1, 2, 3, 5, 11, 12, 13, 50, 360}) {
         if (ranges > tail * k_tiles) continue;
