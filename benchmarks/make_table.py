@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from jobs import is_sustained
 
-from hopgemm import _core
+from hopgemm import _config_name, _core
 from hopgemm._bench_results import load
 
 ROOT = Path(__file__).parent.parent
@@ -30,7 +30,6 @@ OUTPUT = ROOT / "src/host/h200_table.cc"
 GPU, SM_COUNT = "NVIDIA H200", 132  # measured.cc lets the table answer for these alone
 MARGIN = 1.01  # within it the cost model's choice stays: a difference that is noise would only change bits
 
-_NAME = re.compile(r"b?f16_([km])([kn])_(\d+)x(\d+)x64_c(\d)x(\d)_s(\d+)_(coop|pingpong|swap)((?:\+\w+)*)")
 _ARRANGEMENT = {"coop": "kCooperative", "pingpong": "kPingpong", "swap": "kSwapped"}
 _MAJOR = {"k": "kK", "m": "kMN", "n": "kMN"}
 _FIELDS = ("along_m", "group", "max_ctas", "split", "tail", "ranges")  # of Schedule, in its order
@@ -115,23 +114,21 @@ def render(table: list[Entry], sources: Iterable[str]) -> str:
 
 def row(entry: Entry) -> str:
     """One row in C++. ValueError for a config that cannot stand there."""
-    found = _NAME.fullmatch("f16_" + entry.config)
-    if found is None:
-        raise ValueError(f"config {entry.config!r}: not a config's name")
-    *majors, tile_m, tile_n, cluster_m, cluster_n, stages, arrangement, tokens = found.groups()
-    tile, cluster = [tile_m, tile_n], [cluster_m, cluster_n]
-    if arrangement == "swap":  # names are the caller's way round, KernelConfig is the kernel's
+    name = _config_name.parse("f16_" + entry.config)
+    majors, tile, cluster = name.majors, (name.tile_m, name.tile_n), (name.cluster_m, name.cluster_n)
+    if name.arrangement == "swap":  # names are the caller's way round, KernelConfig is the kernel's
         majors, tile, cluster = majors[::-1], tile[::-1], cluster[::-1]
-    kernel = ["kAny16", *(_MAJOR[x] for x in majors), *tile, *cluster, stages, _ARRANGEMENT[arrangement]]
+    numbers = map(str, (*tile, *cluster, name.stages))
+    kernel = ["kAny16", *(_MAJOR[x] for x in majors), *numbers, _ARRANGEMENT[name.arrangement]]
     use = "kInvariant" if entry.invariant else "kAny"
     sizes = f"{entry.m}, {entry.n}, {entry.k}, {_DTYPES[entry.dtype]}, {use}"
-    first, second = f"{{{sizes}, {{{{{', '.join(kernel)}}},", f"{{{_schedule(tokens)}}}}}}}"
+    first, second = f"{{{sizes}, {{{{{', '.join(kernel)}}},", f"{{{_schedule(name.tokens)}}}}}}}"
     return first + (" " if len(first + second) < _WIDTH else "\n        ") + second
 
 
-def _schedule(tokens: str) -> str:
+def _schedule(tokens: list[str]) -> str:
     fields = {}
-    for token in tokens.split("+")[1:]:
+    for token in tokens:
         word, number, ranges = re.fullmatch(r"([a-z]+)(\d*)(?:x(\d+))?", token).groups()  # type: ignore[union-attr]
         if word == "tail":
             fields |= {"tail": number, "ranges": ranges}

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from . import _core
+from . import _config_name, _core
 from ._progress import Bar
 
 _SIZES = (1, 2, 3, 7, 8, 15, 16, 31, 64, 65, 72, 127, 128, 129, 200, 255, 256, 264, 520, 1000)
@@ -94,9 +94,9 @@ def spread(configs: list[str]) -> Iterator[Case]:
     for i, (option, (m, n, k)) in enumerate(itertools.product(options, ((129, 264, 72), (257, 65, 130)))):
         yield Case(m, n, k, padded=i % 2 == 0, seed=i, **option)
     for i, config in enumerate(configs):
-        dtype, majors, *_ = config.split("_")
-        full = {"bf16": "bfloat16", "f16": "float16"}[dtype]
-        yield Case(393, 520, 328, full, majors, config=config, seed=i)
+        kernel = _config_name.parse(config)
+        dtype = {"bf16": "bfloat16", "f16": "float16"}[kernel.dtype]
+        yield Case(393, 520, 328, dtype, kernel.majors, config=config, seed=i)
 
 
 def soak(seed: int) -> Iterator[Case]:

@@ -17,8 +17,9 @@ from statistics import median
 from typing import Any, NamedTuple, Protocol
 
 from . import _bench_protocols as protocols
-from . import _cache, _core
+from . import _cache, _config_name, _core
 from ._cache import Key, Tuned
+from ._config_name import ConfigName
 
 # CTAs of a cluster that share a tile's K, and walks over the tiles (docs/tuning.md).
 _SPLITS = (2, 4)
@@ -205,39 +206,41 @@ def candidates(key: Key, gpu: str) -> list[str]:
     """Compiled kernels that can run the product, by their full names, each with the parts of K that may pay.
 
     Left out is what cannot be fast: tiles that are padding for the most part, narrow ones beside which many
-    others would read B again, and parts of K for which no SM is idle.
+    others would read B again, tails for which no SM is idle, and splits for more than a few waves.
     """
     plans = {}
     for config in _core.configs():
         with contextlib.suppress(ValueError, RuntimeError):  # other dtypes or majors, too few SMs
             plans[config] = plan_of(key, gpu, config)
-    elements = {config: plan["tiles"] * math.prod(_tile(config)) for config, plan in plans.items()}
+    parsed = {config: _config_name.parse(config) for config in plans}
+    elements = {x: plan["tiles"] * parsed[x].tile_m * parsed[x].tile_n for x, plan in plans.items()}
     names: list[str] = []
     for config, plan in plans.items():
+        kernel = parsed[config]
+        is_swapped = kernel.arrangement == "swap"
         if elements[config] > _PADDING * min(elements.values()):
             continue
-        if config.endswith("_swap") and key.m > 4 * _tile(config)[0]:
+        if is_swapped and key.m > 4 * kernel.tile_m:
             continue
         names.append(plan["config"])
-        parts = _splits(plan["tiles"], key) if config.endswith("_swap") else _tails(config, key)
-        for part in parts:
+        for part in _splits(plan["tiles"], key) if is_swapped else _tails(kernel, key):
             with contextlib.suppress(ValueError, RuntimeError):  # not every kernel takes every one
                 names.append(plan_of(key, gpu, config + part)["config"])
     return list(dict.fromkeys(names))
 
 
 def _splits(tiles: int, key: Key) -> list[str]:
-    """With two steps of K at least for each CTA. Parts also fill the last wave of many tiles."""
+    """Two steps of K at least for each CTA, and few waves: of many the last one, which parts fill, is little."""
     most = _MOST_WAVES * key.sm_count
     return [f"+split{x}" for x in _SPLITS if x * tiles <= most and x * 2 * _TILE_K <= key.k]
 
 
-def _tails(config: str, key: Key) -> list[str]:
+def _tails(kernel: ConfigName, key: Key) -> list[str]:
     """Tails that give every cluster as much: of the last wave, of the last two, in parts of whole tiles."""
-    (rows, columns), (down, across) = _tile(config), map(int, config.split("_")[3][1:].split("x"))
-    clusters = key.sm_count // (down * across)
-    blocks = math.ceil(key.m / (rows * down)) * math.ceil(key.n / (columns * across))
-    blocks *= key.batch_inner * key.batch_outer
+    clusters = key.sm_count // (kernel.cluster_m * kernel.cluster_n)
+    down = math.ceil(key.m / (kernel.tile_m * kernel.cluster_m))
+    across = math.ceil(key.n / (kernel.tile_n * kernel.cluster_n))
+    blocks = down * across * key.batch_inner * key.batch_outer
     last = blocks % clusters
     if not last or blocks > _MOST_WAVES * clusters:
         return []
@@ -255,7 +258,7 @@ def schedules(configs: Iterable[str], key: Key, gpu: str) -> list[str]:
     """Other walks over the tiles for these kernels, where there are more tiles than CTAs."""
     names = []
     for config in configs:
-        instance, *tokens = config.split("+")
+        instance, tokens = config.partition("+")[0], _config_name.parse(config).tokens
         parts = "".join(f"+{x}" for x in tokens if x.startswith(("split", "tail")))
         if plan_of(key, gpu, config)["waves"] <= 1:
             continue
@@ -270,16 +273,10 @@ def schedules(configs: Iterable[str], key: Key, gpu: str) -> list[str]:
 
 def deals_k(config: str) -> bool:
     """Does a sum depend on this schedule? With `batch_invariant` it may not run."""
-    return re.search(r"\+(split|tail|k)\d", config) is not None
+    return any(re.match(r"(split|tail|k)\d", token) for token in _config_name.parse(config).tokens)
 
 
 def plan_of(key: Key, gpu: str, config: str = "", tuned: bool = True) -> dict[str, Any]:
     """`_core.plan` of the product of a key."""
     product, where = _cache.arguments(key, gpu)
     return _core.plan(*product, **where, config=config, tuned=tuned)
-
-
-def _tile(config: str) -> tuple[int, int]:
-    """Rows and columns of a tile, the caller's way round."""
-    rows, columns = config.split("_")[2].split("x")[:2]
-    return int(rows), int(columns)

@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from . import _config_name
 from ._emulate import EmulationError, configs, emulate
 from ._progress import Bar
 
 _MUTANT = re.compile(r"\| (k\w+ \(\w+\)) \| (\d+) \| ([\d.]+)% \|")
-_NAME = re.compile(r"(bf16|f16)_([km])([kn])_(\d+)x(\d+)x(\d+)_c(\d+)x(\d+)_s(\d+)_\w+")
 
 
 @dataclass
@@ -140,21 +140,23 @@ def command(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int
 def _run_once(name: str, seed: int) -> str:
     import numpy as np
 
-    dtype, a_major, b_major, *numbers = _NAME.fullmatch(name).groups()  # type: ignore[union-attr]
-    tile_m, tile_n, tile_k, cluster_m, cluster_n, stages = map(int, numbers)
+    kernel = _config_name.parse(name)
+    down, across = kernel.tile_m * kernel.cluster_m, kernel.tile_n * kernel.cluster_n
     random = np.random.default_rng(seed)
     # In turn: tails in every dimension; a ring that wraps; several tiles a CTA with a batch; one tile.
     m, n, k, batch = (
-        (tile_m * cluster_m + 5, tile_n * cluster_n + 3, tile_k + 9, ()),
-        (tile_m, tile_n, (stages + 2) * tile_k, ()),
-        (2 * tile_m * cluster_m, tile_n * cluster_n, 2 * tile_k, (2,)),
-        (tile_m - 1, tile_n - 1, 1, ()),
+        (down + 5, across + 3, kernel.tile_k + 9, ()),
+        (kernel.tile_m, kernel.tile_n, (kernel.stages + 2) * kernel.tile_k, ()),
+        (2 * down, across, 2 * kernel.tile_k, (2,)),
+        (kernel.tile_m - 1, kernel.tile_n - 1, 1, ()),
     )[seed % 4]
-    a = _operand(random, dtype, (*batch, m, k), transposed=a_major == "m")
-    b = _operand(random, dtype, (*batch, k, n), transposed=b_major == "k")
+    a = _operand(random, kernel.dtype, (*batch, m, k), transposed=kernel.majors[0] == "m")
+    b = _operand(random, kernel.dtype, (*batch, k, n), transposed=kernel.majors[1] == "k")
     exact = a.astype(np.float32) @ b.astype(np.float32)
     try:
-        found = emulate(a, b, config=name, seed=seed, sm_count=2 * cluster_m * cluster_n, log=False)
+        found = emulate(
+            a, b, config=name, seed=seed, sm_count=2 * kernel.cluster_m * kernel.cluster_n, log=False
+        )
     except EmulationError as error:
         return str(error)
     same = found.product.view(np.uint16) == exact.astype(a.dtype).view(np.uint16)

@@ -97,7 +97,7 @@ double estimate_cycles(const KernelConfig& c, const NormalProblem& p, const Work
 
 // A tail of the last wave's tiles, each in as many ranges as there are clusters for. HAZARD: ranges that end
 // inside tiles would fill the last clusters, too; but tiles beside each other would then be at different
-// steps of K, and find nothing in L2 that the other has read (512x512x65536: 0.54 of cuBLAS, 0.93 with whole
+// steps of K, and find nothing in L2 that the other has read (512x512x65536: 0.54 of cuBLAS, 0.97 with whole
 // tiles).
 struct TailChoice {
   int tail = 0, ranges = 0;
@@ -112,8 +112,8 @@ TailChoice estimate_tail(const KernelConfig& c, const NormalProblem& p, const Wo
   const double parts = std::min(std::floor(w.clusters / tail), std::floor(w.k_tiles / kFewestSteps));
   if (parts < 2) return {};
   const double steps = std::ceil(w.k_tiles / parts), ranges = tail * parts;
-  const double sums = ranges * cluster_size(c) * c.tile_m * c.tile_n * sizeof(float);
-  if (sums > double(kMaxSumsBytes)) return {};
+  const double part = double(cluster_size(c)) * c.tile_m * c.tile_n * sizeof(float), sums = ranges * part;
+  if (sums + tail * part > double(kMaxSumsBytes)) return {};  // num_parts() at most
   const double range = tile_cycles(c, steps, sizeof(float)) + epilogue_cycles(c, sizeof(float));
   const double busy = whole * tile_cycles(c, w.k_tiles, w.result_bytes) + range;
   const double add = kAddCycles + 2 * sums / kL2BytesPerCycleInAll;

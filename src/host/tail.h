@@ -9,7 +9,8 @@ namespace hopgemm {
 inline constexpr int kMaxTail = 4096, kMaxRanges = 4096;
 inline constexpr int64_t kMaxPool = 1024, kMaxPlaces = 1 << 30;  // clusters of a device; places of a tail
 
-// As many parts as the tail has: each range begins one and, where ranges lie end to end, each tile does.
+// Numbers of parts: each range begins one and, where ranges lie end to end, each tile does. (Where a tile
+// begins with its range, one of them stays free.)
 inline int num_parts(const TileGrid& g) {
   return g.k_step > 1 ? g.ranges : g.num_blocks - g.whole + g.ranges - 1;
 }

@@ -5,8 +5,9 @@
 // An item is a whole tile, or a range of the tail: of the last tiles, whose steps of K are shared by as many
 // clusters as there are ranges, since so few tiles would leave most idle. Where every tile gets as many
 // ranges, its steps are dealt to them like cards, so that neighbouring bytes are read at about the same time;
-// else, or where these are many, the steps of all tiles lie end to end and are cut into ranges of one length
-// (stream-K). The sums of each part of a tile go to a place of their own; host/tail.h says who adds them up.
+// else, or where end_to_end() says so, the steps of all tiles lie end to end and are cut into ranges of one
+// length (stream-K). The sums of each part of a tile go to a place of their own; host/tail.h says who adds
+// them up.
 #pragma once
 #include "config/config.h"
 #include "hw/device.h"
@@ -52,11 +53,14 @@ HOPGEMM_HOST_DEVICE constexpr KSteps reversed(const KSteps& k) {
   return {k.first + (k.count - 1) * k.step, k.count, -k.step};
 }
 
-// Shares of so many steps lie end to end where that cuts all tiles alike: dealt, all CTAs are at the same
-// columns of long rows, and where the pitch is a power of two these meet in few channels of the memory.
-inline constexpr int kLongShare = 64;
-HOPGEMM_HOST_DEVICE constexpr bool end_to_end(int k_tiles, int shares) {
-  return k_tiles % shares == 0 && k_tiles / shares >= kLongShare;
+// Where many shares are long, and end where their tile does, they lie end to end. Dealt, all CTAs are at the
+// same columns of rows whose pitch is often a power of two, and these meet in few channels of the memory: 8
+// shares of 128 steps, 512x512x65536, were 5% slower. (Not where no operand is read along K. 4 shares of 28
+// steps are 3% faster dealt, 2 of 256 up to 2%. docs/notes/2026-11-30-long-k.md)
+inline constexpr int kManyShares = 4, kLongShare = 64;
+HOPGEMM_HOST_DEVICE constexpr bool end_to_end(const KernelConfig& c, int k_tiles, int shares) {
+  return shares >= kManyShares && k_tiles % shares == 0 && k_tiles / shares >= kLongShare &&
+         (c.a_major == Major::kK || c.b_major == Major::kK);
 }
 
 struct Tile {  // one CTA's tile: first row and column, in elements; may lie wholly out of range
@@ -76,7 +80,7 @@ HOPGEMM_HOST_DEVICE constexpr TileGrid make_tile_grid(const Config& config, int6
   const int blocks = m_blocks * n_blocks * batch_inner * batch_outer, k_tiles = ceil_div(k, kTileK);
   int ranges = 0, range_steps = 0, k_step = 1, end = blocks;
   if (s.tail > 0) {
-    if (s.ranges % s.tail == 0 && !end_to_end(k_tiles, s.ranges / s.tail)) k_step = s.ranges / s.tail;
+    if (s.ranges % s.tail == 0 && !end_to_end(c, k_tiles, s.ranges / s.tail)) k_step = s.ranges / s.tail;
     range_steps = ceil_div(int64_t{s.tail} * k_tiles, s.ranges);
     ranges = k_step > 1 ? s.ranges : ceil_div(s.tail * k_tiles, range_steps);
     end += (k_step > 1 ? ranges * range_steps : s.tail * k_tiles) - s.tail;

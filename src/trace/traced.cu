@@ -105,7 +105,7 @@ __device__ __forceinline__ void save_count(int role) {
   buffers.counts[blockIdx.x * kNumRoles + role] = cta_state().counts[role];
 }
 
-// kernel/gemm_kernel.cuh says why each line is where it is.
+// kernel/gemm_kernel.cuh and kernel/producer.h (first_tile) say why each line is where it is.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void traced_kernel(const GemmParams<CUtensorMap>& params) {
   using Traced = TracedHw<PtxHw<kConfig>, ClockRecorder>;

@@ -77,13 +77,19 @@ template <int kClusterM, int kClusterN> struct Walk {
 void check_tails() {
   constexpr KernelConfig kConfig{DType::kBF16,          Major::kK, Major::kK, 64, 128, 1, 1, 2,
                                  Arrangement::kPingpong};
-  for (int k_tiles : {1, 2, 7, 30, 2 * kLongShare})
+  int dealt = 0, end_to_end = 0;  // tails whose tiles have as many ranges
+  for (int k_tiles : {1, 2, 7, 30, 256, 257, 320})
     for (int tail : {1, 2, 5, 12})
-      for (int ranges : {1, 2, 3, 5, 11, 12, 13, 50, 360}) {
+      for (int ranges : {1, 2, 3, 4, 5, 8, 11, 12, 13, 20, 25, 48, 50, 360}) {
         if (ranges > tail * k_tiles) continue;
         const Schedule s{.group = 2, .k_period = k_tiles % 2, .tail = tail, .ranges = ranges};
         const TileGrid grid = make_tile_grid({kConfig, s}, 64 * 4, 128 * 3, 64 * k_tiles, 1, 1);
         CHECK(is_valid_tail(kConfig, s, grid.num_blocks, k_tiles) && grid.ranges <= ranges);
+        const int shares = ranges % tail == 0 ? ranges / tail : 1;
+        const bool are_long =
+            (k_tiles >= 256 && k_tiles != 257 && shares == 4) || (k_tiles == 320 && shares == 5);
+        CHECK(grid.k_step == (are_long ? 1 : shares));
+        if (shares > 1) ++(are_long ? end_to_end : dealt);
         for (int pool : {1, 2, 5, 132}) {
           std::map<int, int> visits;  // of step k of block b, by b * k_tiles + k
           std::map<int, Piece> parts;
@@ -112,6 +118,14 @@ void check_tails() {
           }
         }
       }
+  CHECK(dealt >= 50 && end_to_end == 10);
+  // Read along K by neither operand; long, but few.
+  for (Major b : {Major::kK, Major::kMN})
+    for (int tail : {1, 2}) {
+      const KernelConfig c{DType::kBF16, Major::kMN, b, 64, 128, 1, 1, 2, Arrangement::kPingpong};
+      const TileGrid grid = make_tile_grid({c, {.tail = tail, .ranges = 8}}, 64, 256, 64 * 2048, 1, 1);
+      CHECK(grid.k_step == (b == Major::kK ? 1 : 8 / tail));
+    }
 }
 
 // The CTAs of a split have each step of K once between them, forwards or backwards.

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch_cases import DTYPES, MAJORS, capture, layouts, operand  # noqa: E402
 
 import hopgemm  # noqa: E402
-from hopgemm import _core  # noqa: E402
+from hopgemm import _config_name, _core  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -171,8 +171,8 @@ def test_every_split(config, split):
 
 def blocks(config, m, n):
     """Cluster tiles of a product."""
-    (rows, columns), (down, across) = (config.split("_")[i].strip("c").split("x")[:2] for i in (2, 3))
-    return -(-m // (int(rows) * int(down))) * -(-n // (int(columns) * int(across)))
+    x = _config_name.parse(config)
+    return -(-m // (x.tile_m * x.cluster_m)) * -(-n // (x.tile_n * x.cluster_n))
 
 
 @pytest.mark.parametrize("config", [c for c in _core.configs() if not c.endswith("_swap")])
@@ -188,6 +188,7 @@ def test_every_config_with_a_tail(config):
         (1500, 2777, 200, 40, 66),
         (1500, 2777, 1000, 47, 131),
         (1500, 2777, 328, 20, 7),
+        (300, 400, 64 * 256, 1, 4),  # long shares, which lie end to end
     ]:
         tail = min(tail, blocks(config, m, n))
         for padded, out_dtype in ((True, None), (True, torch.float32)):

@@ -168,7 +168,7 @@ def test_every_candidate_and_schedule_can_run(changed):
 
 @pytest.mark.parametrize("majors", ["kk", "mn"])
 def test_what_is_left_out_of_the_candidates(majors):
-    """Tiles of padding, narrow tiles by the dozen, parts of K without an SM; but never the default."""
+    """Tiles of padding, narrow tiles by the dozen, parts of K after many waves; but never the default."""
     for m, n, k in SUITES["edges"] + tuple((m, 4096, 4096) for m in (1, 16, 64, 128, 256)):
         key = KEY._replace(majors=majors, m=m, n=n, k=k)
         names = _tune_race.candidates(key, GPU)
