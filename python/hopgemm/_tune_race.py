@@ -230,7 +230,7 @@ def candidates(key: Key, gpu: str) -> list[str]:
 
 
 def _splits(tiles: int, key: Key) -> list[str]:
-    """Two steps of K at least for each CTA, and few waves: of many the last one, which parts fill, is little."""
+    """Two steps of K at least for each CTA, and few waves: of many the last, which parts fill, is little."""
     most = _MOST_WAVES * key.sm_count
     return [f"+split{x}" for x in _SPLITS if x * tiles <= most and x * 2 * _TILE_K <= key.k]
 
