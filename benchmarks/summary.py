@@ -65,7 +65,15 @@ def _where(header: dict[str, Any], paths: list[Path]) -> str:
     board = f"{header['gpu']}" + (f" ({limit:.0f} W)" if limit else "")
     return (
         f"{board}, driver {header['driver']}, PyTorch {header['torch']}, commit {header['commit'][:12]}, "
-        f"{header['date'][:10]}; from {', '.join(f'`{path.name}`' for path in paths)}."
+        f"{header['date'][:10]}; from {', '.join(_named(path, header['commit']) for path in paths)}."
+    )
+
+
+def _named(path: Path, commit: str) -> str:
+    """The file, and its commit where that is another one."""
+    own = load(path)["header"].get("commit")
+    return f"`{path.name}`" + (
+        "" if own == commit else f" (commit {own[:12]})" if own else " (no commit noted)"
     )
 
 

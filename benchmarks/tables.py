@@ -20,7 +20,6 @@ Key = tuple[str, ...]
 Records = dict[Key, dict[str, dict[str, Any]]]  # a job's key -> contender -> its record
 MISSING = "not measured"
 NOT_UNDER = 1.00  # of cuBLAS: what is slower is listed
-_MOST_NAMED = 20
 
 
 def by_job(records: Sequence[dict[str, Any]]) -> Records:
@@ -140,15 +139,17 @@ def short(records: Records) -> tuple[str, int]:
         if group["hopgemm"]["ratio_to_cublas"] < NOT_UNDER
     }
     lines = [
-        "| M x N x K | dtype | layout | protocol | cuBLAS | hopgemm | ratio | rounds differ by | kernel |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| M x N x K | dtype | layout | protocol | cuBLAS | hopgemm | ratio | rounds differ by "
+        "| `batch_invariant` | kernel |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for job in sorted(slower, key=lambda job: slower[job]["hopgemm"]["ratio_to_cublas"]):
         ours, theirs = slower[job]["hopgemm"], slower[job]["cublas"]
         kernels = "<br>".join(f"`{name}`" for name in ours["config"].split())
         lines.append(
             f"| {_spaced(job.key[0])} | {job.dtype} | `{job.layout}` | {job.protocol} | {_tflops(theirs)} "
-            f"| {_tflops(ours)} | {ours['ratio_to_cublas']:.3f} | {ours['spread']:.1%} | {kernels} |"
+            f"| {_tflops(ours)} | {ours['ratio_to_cublas']:.3f} | {ours['spread']:.1%} "
+            f"| {_tflops(slower[job].get('batch_invariant'))} | {kernels} |"
         )
     return "\n".join(lines), len(slower)
 
@@ -160,9 +161,7 @@ def missing(records: Records) -> str:
         found = summarize(records, row).found
         lacking = [job for job in row.jobs if job not in found]
         if lacking:
-            named = ", ".join(_name(job) + _why(records, job) for job in lacking[:_MOST_NAMED])
-            named += f" and {len(lacking) - _MOST_NAMED} more" if len(lacking) > _MOST_NAMED else ""
-            named = named if found else "all"
+            named = ", ".join(_name(job) + _why(records, job) for job in lacking) if found else "all"
             lines.append(f"- {row.title}, {row.how}: {named}")
     return "\n".join(lines) or "- nothing"
 

@@ -85,6 +85,7 @@ ONE = {
         ("out", "matmul(square, square, out=square)"),
         ("out", "matmul(square, square, c=square_c, beta=1, out=square_c_from_its_second_row)"),
         ("out", "matmul(a_that_requires_grad, b, out=c)"),
+        ("out_sharding", "hopgemm.matmul(a, b, out_sharding=1)"),
         ("m", "hopgemm.torch.override_model(a)"),
         ("batch_invariant", "hopgemm.torch.override(batch_invariant=1)"),
         ("sm_limit", "hopgemm.torch.override(sm_limit=-1)"),

@@ -93,10 +93,21 @@ class Tuned:
 
 
 def location() -> Path | None:
-    """The file; None where HOPGEMM_CACHE is "off", or there is no home."""
+    """The file; None where HOPGEMM_CACHE is "off", or there is no home (with a warning if it names one)."""
     named = os.environ.get(VARIABLE, "").strip()
+    if named.lower() == "off":
+        return None
     if named:
-        return None if named.lower() == "off" else Path(named).expanduser()
+        path = os.path.expanduser(named)
+        if not path.startswith("~"):
+            return Path(path)
+        warnings.warn(
+            f"hopgemm: {VARIABLE} is {named!r}, and there is no such home: tuned configs are neither read "
+            "nor kept. Name a file by its whole path",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
     folder = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(folder):  # the XDG rule: a relative path counts as unset
         folder = os.path.expanduser("~/.cache")

@@ -56,6 +56,7 @@ def matmul(  # noqa: F811
     alpha: float = 1.0,
     beta: float = 0.0,
     out_dtype: DTypeLike | None = None,
+    out_sharding: Any = None,
     batch_invariant: bool | None = None,
     fallback: bool | None = None,
     sm_limit: int | None = None,
@@ -74,6 +75,7 @@ def matmul(  # noqa: F811
     beta: float = 0.0,
     out: Any = None,
     out_dtype: Any = None,
+    out_sharding: Any = None,
     batch_invariant: bool | None = None,
     fallback: bool | None = None,
     sm_limit: int | None = None,
@@ -92,6 +94,7 @@ def matmul(  # noqa: F811
         alpha, beta: Python numbers.
         out: PyTorch only: where the result goes. JAX has no such thing: TypeError.
         out_dtype: a's dtype (default) or float32.
+        out_sharding: JAX only: as in jnp.matmul, over Explicit mesh axes. In PyTorch TypeError.
         batch_invariant: a row's bits depend neither on M nor on its position, batch or neighbours.
         fallback: where the kernel cannot run, use the framework's product and warn once, instead of raising.
         sm_limit: at most so many SMs; 0: all.
@@ -108,6 +111,8 @@ def matmul(  # noqa: F811
     face = _faces.get(type(a))
     if face is None or face is not _faces.get(type(b)):
         face = _find_face(a, b)
+    if out_sharding is not None:
+        face = _with_sharding(face, framework_of(a), out_sharding)
     return face(
         a,
         b,
@@ -122,6 +127,15 @@ def matmul(  # noqa: F811
         sm_limit=sm_limit,
         config=config,
     )
+
+
+def _with_sharding(face: Callable[..., Any], framework: str | None, out_sharding: Any) -> Callable[..., Any]:
+    if framework == "torch":
+        raise TypeError(
+            "hopgemm.matmul: out_sharding is for JAX arrays, and a is a torch.Tensor; leave it away (the "
+            "placements of DTensors say how the result lies)"
+        )
+    return lambda *args, **options: face(*args, out_sharding=out_sharding, **options)
 
 
 def framework_of(x: object) -> str | None:

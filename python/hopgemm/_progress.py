@@ -1,4 +1,4 @@
-"""A bar on standard error for what takes over two seconds; nothing where that is no terminal."""
+"""A bar on standard error for what takes long; nothing where that is no terminal."""
 
 from __future__ import annotations
 

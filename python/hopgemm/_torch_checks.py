@@ -223,6 +223,8 @@ def check_out(
 ) -> None:
     """Refuses an `out` of another shape or device, or in memory that is read; `c` may be `out` itself."""
     check_out_shape(out, shape, a)
+    if type(out) is not torch.Tensor:
+        _refuse_dtensor(out)
     if torch.compiler.is_compiling():  # no addresses yet
         return
     if torch._debug_has_internal_overlap(out) == 1:
@@ -235,6 +237,13 @@ def check_out(
             continue
         way = "c must be out itself or lie elsewhere" if name == "c" else "clone one of them"
         raise ValueError(f"hopgemm.matmul: out overlaps {name} in memory; {way}")
+
+
+def _refuse_dtensor(out: torch.Tensor) -> None:
+    from ._torch_sharding import is_dtensor
+
+    if is_dtensor(out):
+        raise ValueError("hopgemm.matmul: out is a DTensor; use the tensor that is returned instead")
 
 
 def is_same_view(x: torch.Tensor, y: torch.Tensor) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 from . import _cache, _context, _core
 from ._cache import Key, Tuned
 from ._plan import dtype_name, sizes
+from ._progress import Bar
 from ._shapes import Shape, format_shape, parse_shape
 from ._tune_race import FIRST_USE, THOROUGH, Bench, Effort, Race, Report
 
@@ -52,14 +53,16 @@ def tune(
         batch_invariant, sm_limit: as in `matmul`; None: the enclosing block's setting.
         framework: through which to run: "torch", "jax", or "auto": torch where it is installed.
         save: False leaves the cache's file alone; the winners hold for this process.
-        progress: called with the part that is done, 0 to 1, and what is being done.
+        progress: called with the part that is done, 0 to 1, and what is being done; None: a bar on standard
+            error, where that is a terminal.
 
     Returns:
         One `Tuned` for each product, in the order of dtypes, majors and shapes.
 
     Raises:
         ValueError: a shape, dtype or option outside its rule.
-        RuntimeError: no framework, no Hopper GPU, or not enough of its memory.
+        RuntimeError: no framework, no Hopper GPU, not enough of its memory, or inside a capture of a CUDA
+            graph.
     """
     wanted = [parse_shape(shape) if isinstance(shape, str) else _checked(shape) for shape in shapes]
     dtypes = [dtype_name(x) for x in (dtype if isinstance(dtype, (list, tuple)) else [dtype])]
@@ -88,15 +91,16 @@ def tune(
         key_of(size, name, layout, batch, _out_name(out_dtype, name), where)
         for name, layout, size in itertools.product(dtypes, layouts, wanted)
     ]
-    found = []
-    for i, key in enumerate(keys):
+    found: list[Tuned] = []
+    with Bar() as bar:
+        told = progress or bar.update
+        for key in keys:
 
-        def report(done: float, text: str, i: int = i, key: Key = key) -> None:
-            if progress:
-                progress((i + done) / len(keys), f"{key}: {text}")
+            def report(done: float, text: str, key: Key = key) -> None:
+                told((len(found) + done) / len(keys), f"{key}: {text}")
 
-        found.append(search(key, gpu["name"], module.open_bench, report, THOROUGH))
-        keep(found[-1:], save)
+            found.append(search(key, gpu["name"], module.open_bench, report, THOROUGH))
+            keep(found[-1:], save)
     return found
 
 

@@ -1,8 +1,8 @@
 """Several JAX processes of one program must compile the same kernels: may tuned configs answer here?
 
 With one process, always. With several, the users' own caches are ignored: each machine has another. A file
-that HOPGEMM_CACHE names counts if all processes have the same entries, on which they agree before the first
-program with a product of ours is compiled. From then on they stay as they are.
+that HOPGEMM_CACHE names counts if all processes name one and have the same entries, on which they agree
+before the first program with a product of ours is compiled. From then on they stay as they are.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import threading
 import warnings
 from collections.abc import Iterable
+from typing import Any
 
 import jax
 
@@ -19,6 +20,7 @@ from . import _cache
 
 _TIMEOUT_MS = 120_000
 _KEY = "hopgemm/tuned/"
+_UNNAMED = "unnamed"  # what a process says that names no file
 
 _agreeing = threading.Lock()
 _outcome: bool | None = None  # of the agreement
@@ -44,9 +46,16 @@ def holds(lowering: bool) -> bool:
     if lowering:
         with _agreeing:
             if _outcome is None:
-                # HAZARD: frozen before the exchange, or an entry could come between it and the answer.
-                _outcome = _cache.is_named() and _agree(_exchange(fingerprint(_cache.freeze())))
+                _outcome = _decide()
     return bool(_outcome)
+
+
+def _decide() -> bool:
+    if not _cache.is_named():
+        _say(_UNNAMED)  # and wait for nobody
+        return False
+    # HAZARD: frozen before the exchange, or an entry could come between it and the answer.
+    return _agree(_exchange(fingerprint(_cache.freeze())))
 
 
 def _agree(fingerprints: list[str]) -> bool:
@@ -54,7 +63,7 @@ def _agree(fingerprints: list[str]) -> bool:
         return True
     warnings.warn(
         f"hopgemm.jax: the files that {_cache.VARIABLE} names differ between the {len(fingerprints)} JAX "
-        "processes: tuned configs are not used. Give every process the same file",
+        "processes, or some name none: tuned configs are not used. Give every process the same file",
         RuntimeWarning,
         stacklevel=2,
     )
@@ -64,12 +73,9 @@ def _agree(fingerprints: list[str]) -> bool:
 def _exchange(mine: str) -> list[str]:
     """Everybody's, by way of JAX's coordination service: no device takes part, so nothing can be out of
     order on one."""
-    from jax._src import distributed  # no public way to the service that jax.distributed starts
-
-    client = distributed.global_state.client
+    client = _say(mine)
     if client is None:
         raise RuntimeError("hopgemm.jax: several JAX processes, and jax.distributed was not initialized")
-    client.key_value_set(f"{_KEY}{jax.process_index()}", mine, allow_overwrite=True)  # by a second attempt
     try:
         return [client.blocking_key_value_get(f"{_KEY}{i}", _TIMEOUT_MS) for i in range(jax.process_count())]
     except Exception as error:
@@ -77,3 +83,13 @@ def _exchange(mine: str) -> list[str]:
             f"hopgemm.jax: not every JAX process compiled a product within {_TIMEOUT_MS // 1000} s, so they "
             f"could not agree on tuned configs ({error}). Set {_cache.VARIABLE}=off"
         ) from error
+
+
+def _say(mine: str) -> Any:
+    """Tells the others; returns the service's client, None where there is none."""
+    from jax._src import distributed  # no public way to the service that jax.distributed starts
+
+    client = distributed.global_state.client
+    if client is not None:  # overwritten by a second attempt
+        client.key_value_set(f"{_KEY}{jax.process_index()}", mine, allow_overwrite=True)
+    return client

@@ -28,9 +28,11 @@ _ROWS_BETWEEN = 64  # else so many rows apart: one of each wgmma's
 
 
 def current_device() -> int:
-    """PyTorch's current GPU. RuntimeError where it sees none."""
+    """PyTorch's current GPU. RuntimeError where it sees none, or a CUDA graph is being captured."""
     if not torch.cuda.is_available():
         raise RuntimeError("hopgemm.tune: PyTorch sees no GPU; one of compute capability 9.0 is needed")
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("hopgemm.tune: a CUDA graph is being captured; tune before the capture")
     return torch.cuda.current_device()
 
 
@@ -183,6 +185,14 @@ def _warn_distributed() -> None:
     )
 
 
+def _as_rows(a: torch.Tensor) -> torch.Tensor:
+    """`a` with its leading dimensions in one, as its gradients' products see it, if its strides allow it."""
+    try:
+        return a.view(-1, a.shape[-1]) if a.dim() > 2 else a
+    except RuntimeError:
+        return a
+
+
 def before_call(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -207,6 +217,8 @@ def before_call(
     if _is_distributed():
         return _warn_distributed()
     calls = [(a, b, out, out_dtype)]
+    if b.dim() == 2:
+        a = _as_rows(a)
     if torch.is_grad_enabled() and out is None and a.dim() == b.dim() == 2 and a.shape[1] == b.shape[0]:
         grad = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device="meta")
         calls += [(grad, b.mT, None, None)] * a.requires_grad + [(a.mT, grad, None, None)] * b.requires_grad

@@ -27,12 +27,15 @@ from jax.typing import ArrayLike, DTypeLike
 
 from . import _cache, _context, _jax_arguments, _jax_target
 from . import _jax_lowering as _jax_lowering
+from ._jax_compat import dot_general_p
+from ._jax_labels import dimension_numbers_of
 from ._jax_plan import Product, plan
 from ._jax_primitive import F32, epilogue_p, gemm_p
 from ._jax_trace import entry
 
 __all__ = [
     "Product",
+    "checkpoint_policy",
     "dot_general",
     "dot_general_with",
     "dots_saveable",
@@ -221,3 +224,25 @@ def replace_linear(model: Model, *, compute_dtype: DTypeLike | None = None) -> M
 def dots_saveable(prim: Any, *avals: Any, **params: Any) -> bool:
     """A jax.checkpoint policy: JAX's own dots_saveable knows lax's products only, this one adds ours."""
     return prim in (gemm_p, epilogue_p) or jax.checkpoint_policies.dots_saveable(prim, *avals, **params)
+
+
+def checkpoint_policy(policy: Callable[..., bool]) -> Callable[..., bool]:
+    """A jax.checkpoint policy that takes our products for `jax.lax.dot_general`s, and else is `policy`.
+
+    As it is, a policy of JAX that saves products (`dots_with_no_batch_dims_saveable`, for one) does not know
+    ours, and has them computed again.
+    """
+
+    def knowing(prim: Any, *avals: Any, **params: Any) -> bool:
+        if prim in (gemm_p, epilogue_p):
+            numbers, _ = dimension_numbers_of(params["spec"])
+            prim, avals = dot_general_p, avals[:2]
+            params = {
+                "dimension_numbers": numbers,
+                "precision": None,
+                "preferred_element_type": params["out_dtype"],
+                "out_sharding": params.get("out_sharding"),
+            }
+        return policy(prim, *avals, **params)
+
+    return knowing

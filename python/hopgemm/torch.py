@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import increment_version as _increment_version
 
-from . import _cache, _core, _torch_autograd, _torch_checks, _torch_cpu, _torch_transforms
+from . import _cache, _core, _torch_autograd, _torch_checks, _torch_cpu, _torch_flops, _torch_transforms
 from ._context import constant_while_tracing as _constant_while_tracing
 from ._context import current as _current
 from ._torch_aten import override
@@ -45,6 +45,7 @@ for _public in (Linear, linear, override, override_model):
 _torch_cpu.register()
 _torch_transforms.register()
 _torch_autograd.register()
+_torch_flops.register()
 _cache.install()
 
 

@@ -137,12 +137,13 @@ def test_read_roof_host_time_and_dram(bench):
 def test_every_slow_shape_is_listed_once_the_slowest_first(bench):
     tables, rows = bench("tables"), bench("rows")
     a, b, c = rows.BY_NAME["squares"].jobs[::2]  # bf16: also of the row "large"
-    records = group(a, 0.98) + group(b, 0.9) + group(c, 1.0)
+    records = group(a, 0.98) + group(b, 0.9, 0.5) + group(c, 1.0)
     text, count = tables.short(tables.by_job(records))
     assert count == 2
     lines = text.splitlines()[2:]
     assert len(lines) == 2
     assert "| 0.900 |" in lines[0]
+    assert "| 270 |" in lines[0]  # batch_invariant
     assert "| 0.980 |" in lines[1]
 
 
@@ -170,14 +171,20 @@ def test_pages_are_filled_between_their_marks(bench, tmp_path):
     job = bench("rows").BY_NAME["squares"].jobs[0]
     path = tmp_path / "r.json"
     path.write_text(json.dumps({"header": HEADER, "records": group(job, 0.97)}))
+    others = [tmp_path / name for name in ("host.json", "dram.json")]
+    times = {"case": "no_grad", "torch_us": 2.0, "hopgemm_us": 1.0}
+    others[0].write_text(json.dumps({"header": {"commit": "def"}, "records": [times]}))
+    read = {"shape": "8192x8192x8192", "hopgemm_gb": 1.0, "cublas_gb": 2.0}
+    others[1].write_text(json.dumps({"header": {}, "records": [read]}))
     for _ in range(2):  # again and again the same
-        bench("summary").main([path], tmp_path)
+        bench("summary").main([path, *others], tmp_path)
         readme, page = (tmp_path / "README.md").read_text(), (tmp_path / "docs/speed.md").read_text()
         for text in (readme, page):
             assert text.startswith("before\n<!-- speed: by a script -->\n")
             assert text.endswith("<!-- /speed -->\nafter\n")
             assert "old" not in text
             assert "commit abc" in text
+            assert "from `r.json`, `host.json` (commit def), `dram.json` (no commit noted)." in text
             assert "| 1 of 6 |" in text
         assert "Slower than cuBLAS: 1 " in readme
         assert "## Slower than cuBLAS: 1" in page

@@ -69,6 +69,15 @@ def test_location(monkeypatch, environment, want):
     assert _cache.is_named() == (want is not None and "y.json" in want)
 
 
+def test_a_home_that_does_not_exist(path, monkeypatch):
+    monkeypatch.setenv("HOPGEMM_CACHE", "~nobody-of-this-name/y.json")
+    with pytest.warns(RuntimeWarning, match="no such home"):
+        assert _cache.location() is None
+    with pytest.warns(RuntimeWarning, match="no such home"):
+        _cache.install()
+    assert chosen()[0]  # a plan all the same
+
+
 # ---- from the file to the plan ----
 
 

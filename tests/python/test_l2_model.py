@@ -1,5 +1,8 @@
 """The L2 model (`hopgemm/_l2_model.py`) and the orders of tiles (`_tile_order.py`)."""
 
+import pathlib
+import runpy
+
 import pytest
 
 from hopgemm import _trace_core
@@ -106,3 +109,15 @@ def test_an_unknown_config(config):
 def test_sizes_out_of_range():
     with pytest.raises(ValueError, match="M and N are 0 and 64"):
         _trace_core.tile_order(KERNEL, 0, 64)
+
+
+def test_the_script_ranks_schedules(monkeypatch, capsys):
+    folder = pathlib.Path(__file__).parents[2] / "benchmarks"
+    if not folder.is_dir():
+        pytest.skip("benchmarks/ is not beside the tests")
+    monkeypatch.setattr("sys.argv", ["l2_model.py", "1024", "1024", "512", "--best", "3", "--step-k", "256"])
+    runpy.run_path(str(folder / "l2_model.py"), run_name="__main__")
+    head, columns, *rows = capsys.readouterr().out.splitlines()
+    assert "compulsory 0.002 GB" in head and columns.split() == ["GB", "read", "waves", "schedule"]
+    read = [float(row.split()[0]) for row in rows]
+    assert len(rows) == 3 and read == sorted(read) and read[0] >= 0.002

@@ -23,6 +23,7 @@ ELSEWHERE = {
     "_runs": "a GPU that is no Hopper, an old driver",
     "_ours": "the same, for hopgemm.jax.plan",
     "_kernel_runs_on": "becomes a warning",
+    "_refuse_dtensor": "a DTensor, which needs a process group",
     "_explain": "a device that is neither CPU nor CUDA",
     "_gemm": "the operator torch.ops.hopgemm.gemm called directly",
     "check_linear": "within linear's short cut, which then gives way to the long one and its words",

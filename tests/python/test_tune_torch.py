@@ -112,6 +112,21 @@ def cuda_operand(monkeypatch):
         return ones(16, 16, device="cuda")
 
 
+def test_leading_dimensions_are_rows_where_strides_allow_it():
+    """As the products of a layer's gradients have them."""
+    for shape, want in [((2, 3, 16), (6, 16)), ((3, 16), (3, 16)), ((16,), (16,))]:
+        assert _tune_torch._as_rows(ones(*shape)).shape == want
+    turned = ones(2, 3, 16).transpose(0, 1)
+    assert _tune_torch._as_rows(turned) is turned
+
+
+def test_tune_inside_a_capture_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match="being captured; tune before"):
+        hopgemm.tune(["64x64x64"], framework="torch")
+
+
 @pytest.mark.parametrize(("processes", "count"), [(None, 2), (1, 2), (2, 0)])
 def test_several_processes_do_not_tune(searched, cuda_operand, monkeypatch, processes, count):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: processes is not None)
@@ -158,8 +173,9 @@ def test_tune_with_options(options):
 
 
 @gpu
-def test_first_use_tunes_the_product_and_its_gradients():
-    a = ones(256, 512, device="cuda", requires_grad=True)
+@pytest.mark.parametrize("shape", [(256, 512), (2, 128, 512)])
+def test_first_use_tunes_the_product_and_its_gradients(shape):
+    a = ones(*shape, device="cuda", requires_grad=True)
     w = ones(384, 512, device="cuda", requires_grad=True)
     with hopgemm.autotune():
         d = hopgemm.matmul(a, w.T)
@@ -167,7 +183,8 @@ def test_first_use_tunes_the_product_and_its_gradients():
     assert (d == 512).all() and (a.grad == 384).all() and (w.grad == 256).all()
     assert sorted(x.key.majors for x in _cache.in_force()) == ["kk", "kn", "mn"]
     assert hopgemm.plan(a, w.T).reason == "tuned on this card"
-    assert hopgemm.plan(a.detach().T, d.detach()).reason == "tuned on this card"
+    rows, grad = (x.detach().flatten(0, -2) for x in (a, d))
+    assert hopgemm.plan(rows.T, grad).reason == "tuned on this card"
 
 
 @gpu

@@ -178,6 +178,17 @@ def no_main_grad(mesh):
             raise AssertionError((weight, main_grad))
 
 
+def no_out(mesh):
+    """A DTensor has no memory of its own to write to; what is returned says how it lies."""
+    a, b, out = (distribute_tensor(integers(*s).to(mesh.device_type), mesh, [R]) for s in (A, B, C))
+    try:
+        matmul(a, b, out=out)
+    except ValueError as error:
+        assert "out is a DTensor" in str(error), error
+    else:
+        raise AssertionError("not refused")
+
+
 def data_parallel(mesh):
     data = integers(8, 4, dtype=torch.float32).to(mesh.device_type)
     rank = mesh.get_local_rank()
@@ -223,7 +234,8 @@ def run(device, meeting, rank):
     backend = {"cpu": "gloo", "cuda": "nccl"}[device]
     dist.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=WORLD)
     mesh = init_device_mesh(device, (WORLD,))
-    for check in (products, partial_operands, tensor_parallel, no_main_grad, data_parallel, fully_sharded):
+    checks = (products, partial_operands, tensor_parallel, no_main_grad, no_out, data_parallel, fully_sharded)
+    for check in checks:
         torch.manual_seed(0)
         check(mesh)
         print(check.__name__, flush=True)

@@ -11,6 +11,8 @@ from jax import lax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
+import hopgemm
+
 EXPLICIT, AUTO, MANUAL = AxisType.Explicit, AxisType.Auto, AxisType.Manual
 KINDS = pytest.mark.parametrize("kind", [EXPLICIT, AUTO, MANUAL], ids=lambda kind: kind.name)
 
@@ -119,7 +121,7 @@ def test_out_sharding_is_accepted_and_refused_as_by_jax(kind, lhs):
     with jax.set_mesh(m):
         for rhs in SPECS if kind == EXPLICIT else SPECS[::3]:
             a, b = put(X, m, lhs), put(W, m, rhs)
-            for pair in ((hj.matmul, jnp.matmul), dots):
+            for pair in ((hopgemm.matmul, jnp.matmul), dots):
                 for out in (None, P("x", "y"), P(None, "x")):
                     f, g = (inside(kind, m, functools.partial(f, out_sharding=out)) for f in pair)
                     assert outcome(f, a, b) == outcome(g, a, b), (rhs, out)

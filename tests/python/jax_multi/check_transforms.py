@@ -142,6 +142,31 @@ def test_checkpoint_policy_keeps_our_products():
     same(f(hj.dots_saveable), f(None), A, B)
 
 
+NO_BATCH = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+
+
+@pytest.mark.parametrize("policy", [NO_BATCH, jax.checkpoint_policies.dots_saveable], ids=str)
+@pytest.mark.parametrize("batch", [(), (3,)], ids=str)
+def test_any_checkpoint_policy_takes_our_products_for_jaxs(policy, batch):
+    """As many products are computed again as with jnp.matmul."""
+
+    def products(mm, name, policy):
+        f = jax.checkpoint(lambda a, b: jnp.sin(mm(jnp.sin(mm(a, b)), b.mT)).sum(), policy=policy)
+        text = str(jax.jit(jax.grad(f, argnums=(0, 1))).trace(a, b).jaxpr)
+        return text.count(f"{name}[")
+
+    a, b = rand(*batch, 8, 4), rand(*batch, 4, 8)
+    theirs = products(jnp.matmul, "dot_general", policy)
+    assert products(mm, "hopgemm", hj.checkpoint_policy(policy)) == theirs
+    if policy is NO_BATCH and not batch:
+        assert products(mm, "hopgemm", policy) > theirs
+    bias = jnp.ones(8, BF16)
+    f = lambda policy: jax.grad(
+        jax.checkpoint(lambda a, b: jnp.sin(mm(a, b, bias=bias)).sum(), policy=policy)
+    )
+    same(f(hj.checkpoint_policy(policy)), f(None), a, b)
+
+
 @pytest.mark.parametrize("donated", [0, 1, (0, 1, 2)], ids=str)
 def test_donation(donated):
     """The result may lie where an operand was, but no operand is overwritten while it is read."""
