@@ -56,6 +56,11 @@ _WORDS = {
 on_enter: list[Callable[[Settings], AbstractContextManager[Any]]] = []
 
 
+def as_limit(n: int) -> int:
+    """A limit on SMs as the core counts them, in 32 bits: no GPU has more."""
+    return min(operator.index(n), 2**31 - 1)
+
+
 def parse_environment(field: str) -> Any:
     """The value of a setting's variable; its neutral value where unset. ValueError names the variable."""
     name = ENVIRONMENT[field]
@@ -65,7 +70,7 @@ def parse_environment(field: str) -> Any:
             raise ValueError(
                 f"{name}={text!r}: must be a number of SMs, 0 or more (0: all). Correct or unset it"
             )
-        return int(text or "0")
+        return as_limit(int(text or "0"))
     if text and text.lower() not in _WORDS:
         raise ValueError(f"{name}={text!r}: must be 1 or 0. Correct or unset it")
     return _WORDS.get(text.lower(), False)
@@ -175,7 +180,7 @@ def sm_limit(n: int) -> AbstractContextManager[None]:
         )
     if operator.index(n) < 0:
         raise ValueError(f"hopgemm.sm_limit: n is {n}; must be 0 (all SMs) or more")
-    return _Setting(sm_limit=operator.index(n))
+    return _Setting(sm_limit=as_limit(n))
 
 
 def batch_invariant(on: bool = True) -> AbstractContextManager[None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from typing import Any
 
 import jax
@@ -40,7 +39,7 @@ def options(
         raise TypeError(f"hopgemm.jax: config is a {type(config).__name__}; must be a config's name or None")
     return Options(
         "" if config in (None, "auto") else config,
-        settings.sm_limit if sm_limit is None else operator.index(sm_limit),
+        settings.sm_limit if sm_limit is None else _context.as_limit(sm_limit),
         settings.batch_invariant if batch_invariant is None else batch_invariant,
         settings.fallback if fallback is None else fallback,
     )

@@ -143,7 +143,7 @@ def plan(
             c=c is not None and c is not False,
             bias=bias is not None and bias is not False,
             config=config or "",
-            sm_limit=settings.sm_limit if sm_limit is None else sm_limit,
+            sm_limit=settings.sm_limit if sm_limit is None else _context.as_limit(sm_limit),
             batch_invariant=settings.batch_invariant if batch_invariant is None else batch_invariant,
         )
     )

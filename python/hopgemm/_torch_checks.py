@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from ._context import as_limit
+
 OPERAND_DTYPES = (torch.bfloat16, torch.float16)
 _FLOAT32_TINY, _FLOAT32_MAX = 2.0**-149, torch.finfo(torch.float32).max
 
@@ -100,7 +102,7 @@ def check_sm_limit(sm_limit: Any, function: str = "matmul") -> int:
         )
     if sm_limit < 0:
         raise ValueError(f"hopgemm.{function}: sm_limit is {sm_limit}; it must be 0 (all SMs) or positive")
-    return sm_limit
+    return as_limit(sm_limit)
 
 
 def check_tensors(

@@ -9,28 +9,26 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
-Shape = torch.Size
 
-
-def _product(a: Shape, b: Shape, *_: Any, **__: Any) -> int:
+def _product(a: torch.Size, b: torch.Size, *_: Any, **__: Any) -> int:
     rows, columns = (a[-2] if len(a) > 1 else 1), (b[-1] if len(b) > 1 else 1)
     batch = torch.broadcast_shapes(a[:-2], b[:-2])
     return 2 * math.prod(batch) * rows * columns * a[-1]
 
 
-def _product_into(out: Shape, a: Shape, b: Shape, *_: Any, **__: Any) -> int:
+def _product_into(out: torch.Size, a: torch.Size, b: torch.Size, *_: Any, **__: Any) -> int:
     return _product(a, b)
 
 
-def _both_gradients(grad: Shape, a: Shape, b: Shape, *_: Any, **__: Any) -> int:
+def _both_gradients(grad: torch.Size, a: torch.Size, b: torch.Size, *_: Any, **__: Any) -> int:
     return 2 * _product(a, b)
 
 
-def _linear(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
+def _linear(x: torch.Size, weight: torch.Size, *_: Any, **__: Any) -> int:
     return 2 * math.prod(x) * weight[0]
 
 
-def _linear_gradients(grad: Shape, x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
+def _linear_gradients(grad: torch.Size, x: torch.Size, weight: torch.Size, *_: Any, **__: Any) -> int:
     return 2 * _linear(x, weight)
 
 

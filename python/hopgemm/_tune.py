@@ -78,7 +78,7 @@ def tune(
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise ValueError(f"hopgemm.tune: batch is {batch!r}; must be 1 or more")
     settings = _context.current()
-    limit = settings.sm_limit if sm_limit is None else sm_limit
+    limit = settings.sm_limit if sm_limit is None else _context.as_limit(sm_limit)
     invariant = settings.batch_invariant if batch_invariant is None else batch_invariant
     module = _framework(framework)
     device = module.current_device()

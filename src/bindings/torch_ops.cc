@@ -1,6 +1,7 @@
 // torch.ops.hopgemm.*, and what Python calls of this library. Needs no header of torch or Python. Schemas,
 // and what only Python can register (fake, autograd, vmap, autocast, the CPU), are in
 // python/hopgemm/_torch_*.py.
+#include <algorithm>
 #include <exception>
 
 #include "bindings/torch_autocast.h"
@@ -31,10 +32,10 @@ Normalized normalized(const Call& call) {
           name, x);
   p.alpha = static_cast<float>(call.alpha), p.beta = static_cast<float>(call.beta);
   p.batch_invariant = call.batch_invariant;
-  if (call.sm_limit < 0 || call.sm_limit > INT32_MAX)
+  if (call.sm_limit < 0)
     refuse("hopgemm.matmul: sm_limit is %lld; it must be 0 (all SMs) or positive",
            static_cast<long long>(call.sm_limit));
-  p.sm_limit = static_cast<int>(call.sm_limit);
+  p.sm_limit = static_cast<int>(std::min<int64_t>(call.sm_limit, INT32_MAX));
   if (call.bias) n.add_bias(View(call.bias));
   return n;
 }

@@ -134,6 +134,16 @@ def test_sm_limit_wants_no_negative():
         hopgemm.sm_limit(-1)
 
 
+@pytest.mark.parametrize("n", [2**31 - 1, 2**31, 2**70])
+def test_more_sms_than_any_gpu_has_are_all_of_them(n, monkeypatch):
+    want = hopgemm.plan(m=4096, n=4096, k=4096)
+    assert hopgemm.plan(m=4096, n=4096, k=4096, sm_limit=n) == want
+    with hopgemm.sm_limit(n):
+        assert hopgemm.plan(m=4096, n=4096, k=4096) == want
+    monkeypatch.setenv("HOPGEMM_SM_LIMIT", str(n))
+    assert _context.parse_environment("sm_limit") == 2**31 - 1
+
+
 @pytest.mark.parametrize("manager", [hopgemm.batch_invariant, hopgemm.fallback])
 def test_switches_want_a_bool(manager):
     with pytest.raises(TypeError, match="on is 1 .*must be True or False"):
