@@ -18,8 +18,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from . import _jax_compat as compat
 from . import _jax_target as target
-from ._jax_labels import dimension_numbers_of, groups, inverse, split
-from ._jax_primitive import F32, decomposed, epilogue_p, gemm_p, local_p
+from ._jax_labels import groups, split
+from ._jax_primitive import F32, as_dot_general, decomposed, epilogue_p, gemm_p, local_p
 
 for _p in (gemm_p, epilogue_p):
     compat.needs_devices(_p)
@@ -40,13 +40,11 @@ def _xla(
     options: target.Options,
 ) -> Any:
     """The same product by XLA: fp32 sums, one rounding. `upcast` multiplies in fp32 too."""
-    numbers, perm = dimension_numbers_of(spec)
+    own, perm = as_dot_general(spec, F32, out_sharding)
     lhs, rhs = lhs.astype(compute_dtype), rhs.astype(compute_dtype)
     if upcast:
         lhs, rhs = lhs.astype(F32), rhs.astype(F32)
-    out_sharding = compat.permuted(out_sharding, inverse(perm))
-    out = lax.dot_general(lhs, rhs, numbers, preferred_element_type=F32, out_sharding=out_sharding)
-    return lax.transpose(out, perm).astype(out_dtype)
+    return lax.transpose(lax.dot_general(lhs, rhs, **own), perm).astype(out_dtype)
 
 
 def _lower_xla(ctx: Any, lhs: Any, rhs: Any, *, upcast: bool = False, **params: Any) -> Any:

@@ -28,6 +28,20 @@ local_p: Any = compat.Primitive("hopgemm_local")  # one device's custom call: no
 F32 = np.dtype("float32")
 
 
+def as_dot_general(
+    spec: str, out_dtype: Any, out_sharding: Any = None
+) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """The parameters of the lax.dot_general that computes the same, and the permutation of its result."""
+    numbers, perm = dimension_numbers_of(spec)
+    params = {
+        "dimension_numbers": numbers,
+        "precision": None,
+        "preferred_element_type": out_dtype,
+        "out_sharding": compat.permuted(out_sharding, inverse(perm)),
+    }
+    return params, perm
+
+
 # ---- type ------------------------------------------------------------------------------------------------
 
 
@@ -41,19 +55,9 @@ def _type(
     out_sharding: Any = None,
     **params: Any,
 ) -> Any:
-    numbers, perm = dimension_numbers_of(spec)
-    out_sharding = compat.permuted(
-        out_sharding, inverse(perm)
-    )  # from the result's order to dot_general's own
-    out = compat.abstract_eval(
-        compat.dot_general_p,
-        lhs.update(dtype=compute_dtype),
-        rhs.update(dtype=compute_dtype),
-        dimension_numbers=numbers,
-        precision=None,
-        preferred_element_type=out_dtype,
-        out_sharding=out_sharding,
-    )
+    own, perm = as_dot_general(spec, out_dtype, out_sharding)
+    operands = (x.update(dtype=compute_dtype) for x in (lhs, rhs))
+    out = compat.abstract_eval(compat.dot_general_p, *operands, **own)
     return compat.abstract_eval(compat.transpose_p, out, permutation=perm)
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from . import _cache
 from ._cli import failed, part, positive, shapes
-from ._progress import Bar
 from ._shapes import SUITES, select
 
 
@@ -49,19 +48,17 @@ def command(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int
     from ._tune import tune
 
     try:
-        with Bar() as bar:
-            found = tune(
-                options.shapes or select(options.suite, options.part),
-                dtype=options.dtype,
-                majors=options.majors,
-                out_dtype=options.out_dtype,
-                batch=options.batch,
-                batch_invariant=options.batch_invariant or None,
-                sm_limit=options.sm_limit,
-                framework=options.framework,
-                save=not options.no_save,
-                progress=bar.update,
-            )
+        found = tune(
+            options.shapes or select(options.suite, options.part),
+            dtype=options.dtype,
+            majors=options.majors,
+            out_dtype=options.out_dtype,
+            batch=options.batch,
+            batch_invariant=options.batch_invariant or None,
+            sm_limit=options.sm_limit,
+            framework=options.framework,
+            save=not options.no_save,
+        )
     except ValueError as error:
         parser.error(str(error))
     except RuntimeError as error:

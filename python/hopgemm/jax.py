@@ -28,9 +28,8 @@ from jax.typing import ArrayLike, DTypeLike
 from . import _cache, _context, _jax_arguments, _jax_target
 from . import _jax_lowering as _jax_lowering
 from ._jax_compat import dot_general_p
-from ._jax_labels import dimension_numbers_of
 from ._jax_plan import Product, plan
-from ._jax_primitive import F32, epilogue_p, gemm_p
+from ._jax_primitive import F32, as_dot_general, epilogue_p, gemm_p
 from ._jax_trace import entry
 
 __all__ = [
@@ -221,11 +220,6 @@ def replace_linear(model: Model, *, compute_dtype: DTypeLike | None = None) -> M
     return replaced
 
 
-def dots_saveable(prim: Any, *avals: Any, **params: Any) -> bool:
-    """A jax.checkpoint policy: JAX's own dots_saveable knows lax's products only, this one adds ours."""
-    return prim in (gemm_p, epilogue_p) or jax.checkpoint_policies.dots_saveable(prim, *avals, **params)
-
-
 def checkpoint_policy(policy: Callable[..., bool]) -> Callable[..., bool]:
     """A jax.checkpoint policy that takes our products for `jax.lax.dot_general`s, and else is `policy`.
 
@@ -235,14 +229,12 @@ def checkpoint_policy(policy: Callable[..., bool]) -> Callable[..., bool]:
 
     def knowing(prim: Any, *avals: Any, **params: Any) -> bool:
         if prim in (gemm_p, epilogue_p):
-            numbers, _ = dimension_numbers_of(params["spec"])
-            prim, avals = dot_general_p, avals[:2]
-            params = {
-                "dimension_numbers": numbers,
-                "precision": None,
-                "preferred_element_type": params["out_dtype"],
-                "out_sharding": params.get("out_sharding"),
-            }
+            own, _ = as_dot_general(params["spec"], params["out_dtype"], params.get("out_sharding"))
+            return policy(dot_general_p, *avals[:2], **own)
         return policy(prim, *avals, **params)
 
     return knowing
+
+
+dots_saveable = checkpoint_policy(jax.checkpoint_policies.dots_saveable)
+"""A jax.checkpoint policy: JAX's own dots_saveable knows lax's products only, this one adds ours."""
