@@ -32,8 +32,8 @@ MARGIN = 1.01  # within it the cost model's choice stays: a difference that is n
 
 _ARRANGEMENT = {"coop": "kCooperative", "pingpong": "kPingpong", "swap": "kSwapped"}
 _MAJOR = {"k": "kK", "m": "kMN", "n": "kMN"}
-_FIELDS = ("along_m", "group", "max_ctas", "split", "tail", "ranges")  # of Schedule, in its order
-_TOKEN = {"ctas": "max_ctas", "split": "split"}
+_FIELDS = ("along_m", "group", "max_ctas", "split", "tail", "ranges", "waves")  # of Schedule, in its order
+_TOKEN = {"ctas": "max_ctas", "split": "split", "waves": "waves"}
 _WIDTH = 105  # of a row, without its indentation
 _DTYPES = {"": "kBoth", "bfloat16": "kOnlyBF16", "float16": "kOnlyF16"}
 

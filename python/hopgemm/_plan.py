@@ -35,6 +35,7 @@ class Plan:
     swapped: computed as the transposed product.
     store: how the result leaves: "tma" or "direct".
     tiles, grid, waves: output tiles of one CTA, CTAs launched, tiles / CTAs.
+    launches: of the kernel, one after the other, that share the tiles.
     workspace_bytes: device memory wanted besides the operands.
     flops, bytes: 2 M N K of all batches; each operand once and the result once.
     """
@@ -50,6 +51,7 @@ class Plan:
     tiles: int
     grid: int
     waves: float
+    launches: int
     workspace_bytes: int
     flops: float
     bytes: float
@@ -63,7 +65,8 @@ class Plan:
                 "majors": self.majors + (", computed as the transposed product" if self.swapped else ""),
                 "operands": f"{' and '.join(packed)} packed first" if packed else "read in place",
                 "store": _STORES[self.store],
-                "grid": f"{self.grid} CTAs for {self.tiles} tiles: {self.waves:.2f} waves",
+                "grid": f"{self.grid} CTAs for {self.tiles} tiles: {self.waves:.2f} waves"
+                + (f" in {self.launches} launches" if self.launches > 1 else ""),
                 "workspace": f"{self.workspace_bytes} bytes",
             }
         intensity = f", {self.flops / self.bytes:.0f} FLOP/byte" if self.bytes else ""

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from . import _tile_order, _trace_events, _trace_page
+from . import _config_name, _tile_order, _trace_events, _trace_page
 from ._trace_events import Timeline
 
 _RECORDS = 8192  # a role; 16 bytes each
@@ -83,6 +83,16 @@ def _plan(m: int, n: int, k: int, config: str, device: int | None) -> dict[str, 
     plan = plan_of(config)
     if not config and device is not None and plan["config"].partition("+")[0] not in traced_configs():
         plan = plan_of(traced_configs()[0])
+    if not config and plan["launches"] > 1:  # the same tiles in one
+        name = _config_name.parse(plan["config"])
+        tokens = [x for x in name.tokens if not x.startswith(("waves", "ctas"))]
+        instance = plan["config"].partition("+")[0]
+        plan = plan_of("+".join([instance, *tokens, f"ctas{plan['grid']}"]))
+    if plan["launches"] > 1:
+        raise ValueError(
+            f"hopgemm.trace: config {plan['config']} takes {plan['launches']} launches, of which one alone could "
+            "be recorded. Take it without +waves"
+        )
     if plan["path"] != "gemm" or plan["pack_a"] or plan["pack_b"]:
         raise ValueError(
             f"hopgemm.trace: {m} x {n} x {k} is not one launch of the kernel on operands in place; take M and"

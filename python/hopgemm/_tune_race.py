@@ -259,7 +259,7 @@ def schedules(configs: Iterable[str], key: Key, gpu: str) -> list[str]:
     names = []
     for config in configs:
         instance, tokens = config.partition("+")[0], _config_name.parse(config).tokens
-        parts = "".join(f"+{x}" for x in tokens if x.startswith(("split", "tail")))
+        parts = "".join(f"+{x}" for x in tokens if x.startswith(("split", "tail", "waves")))
         if plan_of(key, gpu, config)["waves"] <= 1:
             continue
         # HAZARD: a name without a schedule stands for the usual one: "all CTAs" has to be said by number.

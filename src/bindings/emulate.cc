@@ -88,6 +88,15 @@ DeviceFacts emulated_facts(const hopgemm_emulation& e) {
   return facts;
 }
 
+// What went wrong; steps are counted on from the last launch's.
+std::string run_launch(const Instance& instance, const emulated::Launch& launch, hopgemm_emulation& e) {
+  const emulated::Result result = reinterpret_cast<Kernel>(const_cast<void*>(instance.kernel()))(launch);
+  for (const emulated::Event& x : result.events)
+    e.on_event(e.steps + x.step, x.cta, x.role, x.what, x.where, x.value);
+  e.steps += result.steps;
+  return result.failure;
+}
+
 Status run(hopgemm_emulation& e, std::string& broken) {
   const Problem problem = problem_of(e);
   Plan plan;
@@ -110,12 +119,15 @@ Status run(hopgemm_emulation& e, std::string& broken) {
   emulated::Launch launch = emulated::make_launch(normal, {instance->config, schedule}, plan.grid,
                                                   schedule.tail > 0 ? sums : nullptr);
   launch.seed = e.seed, launch.log = e.on_event != nullptr;
-  const emulated::Result result = reinterpret_cast<Kernel>(const_cast<void*>(instance->kernel()))(launch);
-  e.steps = result.steps;
-  for (const emulated::Event& x : result.events) e.on_event(x.step, x.cta, x.role, x.what, x.where, x.value);
-  broken = result.failure;
-  if (result.ok() && schedule.tail > 0)
-    emulated::add_tail(normal, instance->config, launch.params.grid, sums);
+  const TileGrid walk = launch.params.grid;
+  const int cluster = cluster_size(instance->config, schedule.split), items = num_items(walk);
+  const int count = items_per_launch(walk, schedule.waves, plan.grid / cluster);
+  for (int first = 0; first < items && broken.empty(); first += count) {
+    launch.params.grid = launch_at(walk, first, count);
+    launch.num_ctas = std::min(plan.grid / cluster, items - first) * cluster;
+    broken = run_launch(*instance, launch, e);
+  }
+  if (broken.empty() && schedule.tail > 0) emulated::add_tail(normal, instance->config, walk, sums);
   return {};
 }
 

@@ -144,6 +144,7 @@ nb::dict plan(const std::string& dtype, const std::string& out_dtype, int64_t m,
   d["tiles"] = q.tiles;
   d["grid"] = q.grid;
   d["waves"] = q.waves;
+  d["launches"] = q.launches;
   d["workspace_bytes"] = q.workspace_bytes;
   d["flops"] = q.flops;
   d["bytes"] = q.bytes;

@@ -64,6 +64,7 @@ struct Schedule {
   int tail =
       0;  // the last tiles of the walk (of a cluster), whose K is cut into `ranges` that are added up in
   int ranges = 0;  // memory (tile_scheduler.h, host/tail.h); not for swapped kernels
+  int waves = 0;  // of tiles that one launch takes (tile_scheduler.h); 0: all of them
   CachePolicy a_policy = CachePolicy::kNormal, b_policy = CachePolicy::kNormal,
               d_policy = CachePolicy::kNormal;
 };

@@ -32,6 +32,7 @@ bool parse_token(const char* token, const char* end, Schedule& s) {
   }
   if (!std::strncmp(token, "ctas", 4)) return parse_number(token + 4, end, s.max_ctas);
   if (!std::strncmp(token, "split", 5)) return parse_number(token + 5, end, s.split);
+  if (!std::strncmp(token, "waves", 5)) return parse_number(token + 5, end, s.waves);
   if (!std::strncmp(token, "tail", 4)) {
     const char* x = std::strchr(token, 'x');
     return x && x < end && parse_number(token + 4, x, s.tail) && parse_number(x + 1, end, s.ranges);
@@ -68,6 +69,7 @@ void format_config(const Instance& instance, const Schedule& s, char (&name)[kMa
   if (s.along_m != usual.along_m || s.group != usual.group) add(s.along_m ? "+m%d" : "+n%d", s.group);
   if (s.k_period) add("+k%d", s.k_period);
   if (s.max_ctas) add("+ctas%d", s.max_ctas);
+  if (s.waves) add("+waves%d", s.waves);
   if (s.split > 1) add("+split%d", s.split);
   if (s.tail) add("+tail%d", s.tail), add("x%d", s.ranges);
   if (s.a_policy != CachePolicy::kNormal) add("+a%s", policy_suffix(s.a_policy));

@@ -37,6 +37,19 @@ Status launch(const Instance& instance, const GemmParams<CUtensorMap>& params, i
   return cuda_failure(e, instance.name);
 }
 
+// One launch, or one after the other as the schedule has them.
+Status launch_all(const Instance& instance, const Schedule& schedule, GemmParams<CUtensorMap>& params,
+                  int grid, cudaStream_t stream) {
+  const TileGrid walk = params.grid;
+  const int cluster = cluster_size(instance.config, schedule.split), items = num_items(walk);
+  const int count = items_per_launch(walk, schedule.waves, grid / cluster);
+  for (int first = 0; first < items; first += count) {
+    params.grid = launch_at(walk, first, count);
+    HOPGEMM_TRY(launch(instance, params, std::min(grid / cluster, items - first) * cluster, stream));
+  }
+  return {};
+}
+
 Status stale_plan() {
   return failure(Code::kInvalidArgument,
                  "hopgemm: the plan was made for other shapes, strides or alignments. Call make_plan again");
@@ -85,18 +98,18 @@ Status gemm(const Problem& problem, const Plan& plan, void* workspace, void* str
   const KernelConfig& c = instance->config;
   swap_for(c, p);
   GemmParams<CUtensorMap> params = make_params<CUtensorMap>(p, {c, schedule});
-  const TileGrid& tiles = params.grid;
+  const TileGrid walk = params.grid;
   const int64_t packed = packed_bytes(p);
-  if (packed + sums_bytes(c, tiles) > plan.workspace_bytes) return stale_plan();
+  if (packed + sums_bytes(c, walk) > plan.workspace_bytes) return stale_plan();
   HOPGEMM_TRY(pack_operands(p, workspace, stream));
   HOPGEMM_TRY(encode_tensor_maps(p, c, params.a, params.b, params.d));
   void* const sums = static_cast<char*>(workspace) + packed;
-  if (tiles.ranges > 0) HOPGEMM_TRY(encode_sums_map(c, sums, sums_rows(c, tiles), params.sums));
+  if (walk.ranges > 0) HOPGEMM_TRY(encode_sums_map(c, sums, sums_rows(c, walk), params.sums));
   const int resident = max_clusters * cluster_size(c, schedule.split);
   const int grid = std::min(plan.grid, resident);
   params.leaves_room = problem.sm_limit == 0 && 2 * grid <= resident;
-  HOPGEMM_TRY(launch(*instance, params, grid, static_cast<cudaStream_t>(stream)));
-  return tiles.ranges > 0 ? add_tail(p, c, tiles, sums, stream) : Status{};
+  HOPGEMM_TRY(launch_all(*instance, schedule, params, grid, static_cast<cudaStream_t>(stream)));
+  return walk.ranges > 0 ? add_tail(p, c, walk, sums, stream) : Status{};
 }
 
 }  // namespace hopgemm

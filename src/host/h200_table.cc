@@ -1,4 +1,4 @@
-// Written by benchmarks/make_table.py from 2026-11-30-h200-table-bf16.json, 2026-11-30-h200-table-kk-bf16.json, 2026-11-30-h200-table-kn-small-bf16.json, 2026-11-30-h200-table-tall-bf16.json, 2026-11-30-h200-table-vocabulary-bf16.json, 2026-11-30-h200-table-wayout-bf16.json, 2026-11-30-h200-table-xlong-bf16.json, 2026-11-30-h200-table-xsplit-bf16.json.
+// Written by benchmarks/make_table.py from 2026-11-30-h200-table-bf16.json, 2026-11-30-h200-table-kk-bf16.json, 2026-11-30-h200-table-kn-small-bf16.json, 2026-11-30-h200-table-tall-bf16.json, 2026-11-30-h200-table-vocabulary-bf16.json, 2026-11-30-h200-table-wayout-bf16.json, 2026-11-30-h200-table-xlong-bf16.json, 2026-11-30-h200-table-xsplit-bf16.json, 2026-11-30-h200-table-xworst-bf16.json.
 #include <array>
 
 #include "host/measured.h"
@@ -14,7 +14,7 @@ constexpr DType kAny16 = DType::kBF16;
 
 // M, N, K, for which dtypes and problems, config.
 // clang-format off
-constexpr std::array<Measured, 638> kTable{{
+constexpr std::array<Measured, 637> kTable{{
     {33, 65, 129, kBoth, kAny, {{kAny16, kK, kK, 64, 64, 2, 1, 12, kPingpong}, {}}},
     {64, 128, 65536, kBoth, kAny, {{kAny16, kK, kK, 64, 80, 1, 1, 10, kPingpong},
         {.tail = 2, .ranges = 132}}},
@@ -106,7 +106,7 @@ constexpr std::array<Measured, 638> kTable{{
     {512, 4096, 14336, kBoth, kAny, {{kAny16, kK, kK, 128, 128, 1, 1, 6, kPingpong}, {}}},
     {1024, 4096, 4096, kBoth, kAny, {{kAny16, kK, kK, 128, 128, 1, 1, 6, kPingpong}, {.max_ctas = 128}}},
     {1024, 4096, 7168, kBoth, kAny, {{kAny16, kK, kK, 128, 128, 1, 1, 6, kPingpong}, {.max_ctas = 128}}},
-    {1024, 4096, 14336, kBoth, kAny, {{kAny16, kK, kK, 128, 256, 2, 1, 4, kCooperative}, {}}},
+    {1024, 4096, 14336, kBoth, kAny, {{kAny16, kK, kK, 128, 128, 2, 1, 6, kPingpong}, {.max_ctas = 128}}},
     {2048, 4096, 4095, kBoth, kAny, {{kAny16, kK, kK, 128, 128, 2, 1, 6, kPingpong}, {.max_ctas = 128}}},
     {2048, 4096, 4096, kBoth, kAny, {{kAny16, kK, kK, 128, 128, 2, 1, 6, kPingpong}, {.max_ctas = 128}}},
     {2048, 4096, 7168, kBoth, kAny, {{kAny16, kK, kK, 128, 128, 1, 1, 6, kPingpong}, {.max_ctas = 128}}},
@@ -118,7 +118,8 @@ constexpr std::array<Measured, 638> kTable{{
     {8192, 4096, 7168, kBoth, kAny, {{kAny16, kK, kK, 128, 256, 2, 1, 4, kCooperative}, {.max_ctas = 128}}},
     {16384, 4096, 256, kBoth, kAny, {{kAny16, kK, kK, 128, 256, 1, 1, 4, kCooperative},
         {.along_m = false, .group = 8, .max_ctas = 132}}},
-    {5000, 5000, 5000, kBoth, kAny, {{kAny16, kK, kK, 128, 224, 2, 1, 4, kCooperative}, {}}},
+    {5000, 5000, 5000, kBoth, kAny, {{kAny16, kK, kK, 128, 224, 2, 1, 4, kCooperative},
+        {.along_m = false, .group = 4, .max_ctas = 132}}},
     {1, 6144, 4096, kBoth, kAny, {{kAny16, kK, kK, 128, 16, 1, 1, 11, kSwapped}, {}}},
     {16, 6144, 4096, kBoth, kAny, {{kAny16, kK, kK, 128, 16, 1, 1, 11, kSwapped}, {}}},
     {64, 6144, 4096, kBoth, kAny, {{kAny16, kK, kK, 64, 96, 1, 1, 9, kPingpong}, {}}},
@@ -141,13 +142,13 @@ constexpr std::array<Measured, 638> kTable{{
     {256, 7168, 2048, kBoth, kAny, {{kAny16, kK, kK, 128, 112, 1, 1, 6, kPingpong}, {}}},
     {256, 7168, 16384, kBoth, kAny, {{kAny16, kK, kK, 128, 112, 1, 1, 6, kPingpong}, {}}},
     {512, 7168, 2048, kBoth, kAny, {{kAny16, kK, kK, 128, 112, 1, 1, 6, kPingpong}, {.max_ctas = 128}}},
-    {512, 7168, 16384, kBoth, kAny, {{kAny16, kK, kK, 128, 224, 1, 1, 4, kCooperative}, {}}},
+    {512, 7168, 16384, kBoth, kAny, {{kAny16, kK, kK, 128, 112, 1, 1, 6, kPingpong},
+        {.along_m = false, .group = 4, .max_ctas = 132}}},
     {1024, 7168, 2048, kBoth, kAny, {{kAny16, kK, kK, 128, 112, 1, 1, 6, kPingpong}, {.max_ctas = 128}}},
     {1024, 7168, 16384, kBoth, kAny, {{kAny16, kK, kK, 128, 224, 2, 1, 4, kCooperative}, {.max_ctas = 128}}},
     {2048, 7168, 2048, kBoth, kAny, {{kAny16, kK, kK, 128, 128, 2, 1, 6, kPingpong}, {.max_ctas = 132}}},
     {2048, 7168, 16384, kBoth, kAny, {{kAny16, kK, kK, 128, 144, 1, 1, 5, kPingpong},
         {.tail = 8, .ranges = 128}}},
-    {2048, 7168, 16384, kBoth, kInvariant, {{kAny16, kK, kK, 128, 176, 2, 1, 5, kCooperative}, {}}},
     {4096, 7168, 2048, kBoth, kAny, {{kAny16, kK, kK, 128, 128, 2, 1, 6, kPingpong}, {.max_ctas = 128}}},
     {8192, 7168, 2048, kBoth, kAny, {{kAny16, kK, kK, 128, 256, 2, 1, 4, kCooperative}, {.max_ctas = 128}}},
     {1, 8192, 28672, kBoth, kAny, {{kAny16, kK, kK, 128, 16, 1, 1, 11, kSwapped}, {.split = 2}}},
@@ -353,7 +354,7 @@ constexpr std::array<Measured, 638> kTable{{
     {16384, 4096, 256, kBoth, kAny, {{kAny16, kK, kMN, 128, 256, 2, 1, 4, kCooperative},
         {.along_m = false, .group = 4, .max_ctas = 132}}},
     {5000, 5000, 5000, kBoth, kAny, {{kAny16, kK, kMN, 128, 256, 2, 1, 4, kCooperative},
-        {.max_ctas = 132, .tail = 4, .ranges = 64}}},
+        {.group = 16, .max_ctas = 132, .tail = 4, .ranges = 64}}},
     {5000, 5000, 5000, kBoth, kInvariant, {{kAny16, kK, kMN, 128, 224, 2, 1, 4, kCooperative}, {}}},
     {1, 6144, 4096, kBoth, kAny, {{kAny16, kMN, kK, 128, 16, 1, 1, 11, kSwapped}, {}}},
     {16, 6144, 4096, kBoth, kAny, {{kAny16, kMN, kK, 128, 16, 1, 1, 11, kSwapped}, {}}},
@@ -544,7 +545,7 @@ constexpr std::array<Measured, 638> kTable{{
     {512, 4096, 14336, kBoth, kAny, {{kAny16, kMN, kK, 128, 128, 1, 1, 6, kPingpong}, {}}},
     {1024, 4096, 4096, kBoth, kAny, {{kAny16, kMN, kK, 128, 128, 2, 1, 6, kPingpong}, {.max_ctas = 128}}},
     {1024, 4096, 7168, kBoth, kAny, {{kAny16, kMN, kK, 128, 128, 1, 1, 6, kPingpong}, {.max_ctas = 128}}},
-    {1024, 4096, 14336, kBoth, kAny, {{kAny16, kMN, kK, 128, 256, 2, 1, 4, kCooperative}, {}}},
+    {1024, 4096, 14336, kBoth, kAny, {{kAny16, kMN, kK, 128, 128, 2, 1, 6, kPingpong}, {.max_ctas = 128}}},
     {2048, 4096, 4095, kBoth, kAny, {{kAny16, kMN, kK, 128, 128, 2, 1, 6, kPingpong}, {.max_ctas = 128}}},
     {2048, 4096, 4096, kBoth, kAny, {{kAny16, kMN, kK, 128, 128, 1, 1, 6, kPingpong},
         {.group = 4, .max_ctas = 128}}},
@@ -559,7 +560,8 @@ constexpr std::array<Measured, 638> kTable{{
     {8192, 4096, 7168, kBoth, kAny, {{kAny16, kMN, kK, 128, 256, 2, 1, 4, kCooperative}, {.max_ctas = 128}}},
     {16384, 4096, 256, kBoth, kAny, {{kAny16, kMN, kK, 128, 256, 1, 1, 4, kCooperative},
         {.along_m = false, .group = 8, .max_ctas = 132}}},
-    {5000, 5000, 5000, kBoth, kAny, {{kAny16, kMN, kK, 128, 224, 2, 1, 4, kCooperative}, {}}},
+    {5000, 5000, 5000, kBoth, kAny, {{kAny16, kMN, kK, 128, 224, 2, 1, 4, kCooperative},
+        {.along_m = false, .group = 4, .max_ctas = 132}}},
     {64, 6144, 4096, kBoth, kAny, {{kAny16, kMN, kK, 64, 64, 1, 1, 12, kPingpong}, {}}},
     {256, 6144, 4096, kBoth, kAny, {{kAny16, kMN, kK, 128, 96, 1, 1, 6, kPingpong}, {}}},
     {512, 6144, 4096, kBoth, kAny, {{kAny16, kMN, kK, 128, 192, 1, 1, 4, kCooperative}, {}}},
@@ -572,7 +574,8 @@ constexpr std::array<Measured, 638> kTable{{
     {256, 7168, 2048, kBoth, kAny, {{kAny16, kMN, kK, 128, 112, 1, 1, 6, kPingpong}, {}}},
     {256, 7168, 16384, kBoth, kAny, {{kAny16, kMN, kK, 128, 112, 1, 1, 6, kPingpong}, {}}},
     {512, 7168, 2048, kBoth, kAny, {{kAny16, kMN, kK, 128, 112, 1, 1, 6, kPingpong}, {.max_ctas = 128}}},
-    {512, 7168, 16384, kBoth, kAny, {{kAny16, kMN, kK, 128, 224, 1, 1, 4, kCooperative}, {}}},
+    {512, 7168, 16384, kBoth, kAny, {{kAny16, kMN, kK, 128, 112, 1, 1, 6, kPingpong},
+        {.along_m = false, .group = 4, .max_ctas = 132}}},
     {1024, 7168, 2048, kBoth, kAny, {{kAny16, kMN, kK, 128, 112, 1, 1, 6, kPingpong}, {.max_ctas = 128}}},
     {1024, 7168, 16384, kBoth, kAny, {{kAny16, kMN, kK, 128, 224, 2, 1, 4, kCooperative}, {.max_ctas = 128}}},
     {2048, 7168, 2048, kBoth, kAny, {{kAny16, kMN, kK, 128, 128, 2, 1, 6, kPingpong}, {.max_ctas = 132}}},
@@ -607,8 +610,7 @@ constexpr std::array<Measured, 638> kTable{{
     {128, 28672, 4096, kBoth, kAny, {{kAny16, kMN, kK, 128, 112, 1, 1, 6, kPingpong},
         {.group = 4, .max_ctas = 132}}},
     {256, 28672, 4096, kBoth, kAny, {{kAny16, kMN, kK, 128, 224, 1, 1, 4, kCooperative}, {.max_ctas = 132}}},
-    {512, 28672, 4096, kBoth, kAny, {{kAny16, kMN, kK, 128, 128, 1, 1, 6, kPingpong},
-        {.along_m = false, .group = 8, .max_ctas = 132}}},
+    {512, 28672, 4096, kBoth, kAny, {{kAny16, kMN, kK, 128, 128, 1, 1, 6, kPingpong}, {.max_ctas = 128}}},
     {1024, 28672, 4096, kBoth, kAny, {{kAny16, kMN, kK, 128, 128, 1, 1, 6, kPingpong},
         {.along_m = false, .group = 8, .max_ctas = 132}}},
     {2048, 28672, 4096, kBoth, kAny, {{kAny16, kMN, kK, 128, 256, 2, 1, 4, kCooperative}, {.max_ctas = 128}}},

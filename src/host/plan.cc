@@ -60,10 +60,11 @@ Status choose(const NormalProblem& p, const Problem& problem, const char* config
         config, smem_bytes(c), facts.name, facts.max_smem_bytes);
   const int k_tiles = ceil_div(p.k, kTileK);
   if (!is_valid_split(c, choice.schedule.split, k_tiles))
-    return failure(Code::kInvalidArgument,
-                   "hopgemm: config '%s' splits K %d ways; swapped kernels take 2 or 4, and no more than there"
-                   " are steps of 64 (%d steps here). Take a smaller split, or \"auto\"",
-                   config, choice.schedule.split, k_tiles);
+    return failure(
+        Code::kInvalidArgument,
+        "hopgemm: config '%s' splits K %d ways; swapped kernels take 2 or 4, and no more than there"
+        " are steps of 64 (%d steps here). Take a smaller split, or \"auto\"",
+        config, choice.schedule.split, k_tiles);
   const double blocks = count_blocks(c, p);
   if (!is_valid_tail(c, choice.schedule, blocks, k_tiles))
     return failure(
@@ -84,7 +85,8 @@ Status choose(const NormalProblem& p, const Problem& problem, const char* config
                    " rules out. Take one without it",
                    config, choice.schedule.k_period);
   if (blocks > kMaxBlocks) return too_many_blocks(blocks);
-  if (!std::strchr(config, '+')) choice.schedule = default_schedule(c, p, sms_to_use(problem, facts));
+  if (!std::strchr(config, '+'))
+    choice.schedule = default_schedule(c, p, sms_to_use(problem, facts), facts.l2_bytes);
   std::snprintf(choice.reason, sizeof choice.reason, "asked for by name");
   return {};
 }
@@ -149,6 +151,8 @@ Status make_plan(const Problem& problem, const char* config, const DeviceFacts& 
   plan.tiles = tiles * p.batch_inner * p.batch_outer;
   plan.grid = grid_size(chosen, grid, sm_count);
   plan.waves = static_cast<double>(grid.num_blocks) * cluster / plan.grid;
+  plan.launches =
+      ceil_div(num_items(grid), items_per_launch(grid, chosen.schedule.waves, plan.grid / cluster));
   plan.sums_bytes = sums_bytes(chosen.kernel, grid);
   plan.workspace_bytes = packed_bytes(p) + plan.sums_bytes;
   return {};

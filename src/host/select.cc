@@ -154,6 +154,22 @@ bool has_idle_ctas(const KernelConfig& config, const NormalProblem& p) {
   return p.m <= c.tile_m * (c.cluster_m - 1) || p.n <= c.tile_n * (c.cluster_n - 1);
 }
 
+// Clusters that read the same panels drift apart (tile_scheduler.h). Where the panels of a wave are more than
+// twice what L2 holds, that costs more than a launch every two waves, or every four where waves and strips do
+// not fall together: 16384^3 is 2% faster by it, 8192x8192x28672 0.7 to 1%; 12288^3 and 8192^3, whose panels
+// are smaller, are not (docs/notes/2026-11-30-drift.md).
+int waves_per_launch(const KernelConfig& c, const NormalProblem& p, const Schedule& s, int sm_count,
+                     int64_t l2_bytes) {
+  const int clusters = (s.max_ctas ? s.max_ctas : sm_count) / cluster_size(c);
+  const int rows = c.tile_m * c.cluster_m, columns = c.tile_n * c.cluster_n;  // of a cluster tile
+  const int m_blocks = ceil_div(p.m, rows), n_blocks = ceil_div(p.n, columns);
+  const int strip = std::min(s.group, n_blocks), length = std::min(ceil_div(clusters, strip), m_blocks);
+  const double shared = (strip > 1 ? length * rows : 0) + (length > 1 ? strip * columns : 0);
+  if (shared * double(p.k) * 2 <= 2 * double(l2_bytes)) return 0;
+  const int waves = s.max_ctas ? 2 : 4;
+  return count_blocks(c, p) > double(waves) * clusters ? waves : 0;
+}
+
 }  // namespace
 
 double count_blocks(const KernelConfig& config, const NormalProblem& p) {
@@ -172,13 +188,14 @@ int grid_size(const Config& config, const TileGrid& tiles, int sm_count) {
 // A pool of a multiple of 8 CTAs lets waves fall together with the strips, so that a wave finds in L2 what
 // the last one read (8192^3: 1.07 GB from DRAM with 128 CTAs, 1.20 with 132;
 // docs/notes/2026-11-29-tile-order.md). Only where it costs no wave.
-Schedule default_schedule(const KernelConfig& c, const NormalProblem& p, int sm_count) {
+Schedule default_schedule(const KernelConfig& c, const NormalProblem& p, int sm_count, int64_t l2_bytes) {
   Schedule s;
   if (is_swapped(c)) return s;
   const int blocks = static_cast<int>(count_blocks(c, p));
   const int aligned = sm_count / (s.group * cluster_size(c)) * s.group * cluster_size(c);
   auto waves = [&](int ctas) { return ceil_div(blocks, ctas / cluster_size(c)); };
   if (aligned > 0 && waves(aligned) > 1 && waves(aligned) == waves(sm_count)) s.max_ctas = aligned;
+  s.waves = waves_per_launch(c, p, s, sm_count, l2_bytes);
   return s;
 }
 
@@ -213,7 +230,8 @@ Choice select(const NormalProblem& p, DType dtype, const DeviceFacts& facts, int
     }
   }
   if (!best.instance) return best;
-  if (best_cut.tail == 0) best.schedule = default_schedule(best.instance->config, p, sm_count);
+  if (best_cut.tail == 0)
+    best.schedule = default_schedule(best.instance->config, p, sm_count, facts.l2_bytes);
   best.schedule.split = best_cut.split, best.schedule.tail = best_cut.tail,
   best.schedule.ranges = best_cut.ranges;
   std::snprintf(best.reason, sizeof best.reason, "cost model: %lld cycles on %d SMs",

@@ -23,7 +23,8 @@ Choice select(const NormalProblem& problem, DType dtype, const DeviceFacts& fact
 
 // The walk that suits a kernel on a problem; what select() gives and what a config named without a schedule
 // gets.
-Schedule default_schedule(const KernelConfig& config, const NormalProblem& problem, int sm_count);
+Schedule default_schedule(const KernelConfig& config, const NormalProblem& problem, int sm_count,
+                          int64_t l2_bytes);
 
 // Cluster tiles of the result. The walk counts them in 32 bits.
 double count_blocks(const KernelConfig& config, const NormalProblem& problem);

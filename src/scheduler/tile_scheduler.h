@@ -31,7 +31,8 @@ struct TileGrid {
   int ranges;  // of the tail
   Divisor range_steps;  // their length at most
   Divisor k_step;  // from one step of a range to the next: the ranges of a tile, 1 where they lie end to end
-  int end;  // of the walk: the place after the last one
+  int first;  // item of the launch
+  int end;  // of the launch: the place after its last one
   Divisor split;  // CTAs of a cluster that share the K of a tile
 };
 
@@ -102,6 +103,7 @@ HOPGEMM_HOST_DEVICE constexpr TileGrid make_tile_grid(const Config& config, int6
           .ranges = ranges,
           .range_steps = Divisor(range_steps),
           .k_step = Divisor(k_step),
+          .first = 0,
           .end = end,
           .split = Divisor(s.split)};
 }
@@ -151,6 +153,20 @@ HOPGEMM_HOST_DEVICE constexpr Piece piece_at(const TileGrid& g, int place) {
   return {g.whole + block, {step - block * g.k_tiles, count, 1}, range + block};
 }
 
+// CTAs that read the same panels drift apart, wave by wave, until what one has read has left L2 before the
+// next one asks for it (16384^3: 20 to 28 GB from DRAM, 8.6 when none is ahead by a tile). A launch that ends
+// after a few waves lines them up again, since the next one waits for all of it.
+HOPGEMM_HOST_DEVICE constexpr int items_per_launch(const TileGrid& g, int waves, int clusters) {
+  const int64_t items = int64_t{waves} * clusters;
+  return waves > 0 && items < num_items(g) ? static_cast<int>(items) : num_items(g);
+}
+// The part of the whole walk that begins with item `first` and has at most `count`.
+HOPGEMM_HOST_DEVICE constexpr TileGrid launch_at(TileGrid g, int first, int count) {
+  g.first = first;
+  if (count < num_items(g) - first) g.end = place_of_item(g, first + count);
+  return g;
+}
+
 // First row of a CTA's part in the matrix of sums, which is tile_n columns wide.
 HOPGEMM_HOST_DEVICE constexpr int64_t part_row(const KernelConfig& c, int part, int cta_rank) {
   return (int64_t{part} * cluster_size(c) + cta_rank) * c.tile_m;
@@ -170,7 +186,7 @@ template <KernelConfig kConfig> class TileScheduler {
  public:
   HOPGEMM_DEVICE TileScheduler(const TileGrid& grid, int cluster, int num_clusters, int cta_rank)
       : grid_(grid),
-        place_(place_of_item(grid, cluster)),
+        place_(place_of_item(grid, grid.first + cluster)),
         num_clusters_(num_clusters),
         cta_rank_(cta_rank),
         share_(dealt_steps(grid.k_tiles, grid.split, split_index(kConfig, cta_rank))) {}

@@ -273,6 +273,7 @@ void check_names() {
                                .split = 1 + k_period % 3,
                                .tail = max_ctas,
                                .ranges = max_ctas,
+                               .waves = group - 1,
                                .a_policy = policy,
                                .b_policy = policies[group % 3],
                                .d_policy = policies[max_ctas % 3]};
@@ -282,7 +283,8 @@ void check_names() {
               Schedule t;
               CHECK(parse_config(name, instance, t) && instance == &kInstances[i]);
               CHECK(t.along_m == along_m && t.group == group && t.k_period == k_period &&
-                    t.max_ctas == max_ctas && t.split == s.split && t.tail == s.tail && t.ranges == s.ranges);
+                    t.max_ctas == max_ctas && t.split == s.split && t.tail == s.tail &&
+                    t.ranges == s.ranges && t.waves == s.waves);
               CHECK(t.a_policy == s.a_policy && t.b_policy == s.b_policy && t.d_policy == s.d_policy);
               format_config(*instance, t, again);
               CHECK(!std::strcmp(name, again));
@@ -290,22 +292,45 @@ void check_names() {
   }
   CHECK(!config_name(-1) && !config_name(kNumInstances));
   const std::string good = "bf16_kn_128x128x64_c1x1_s6_pingpong";
-  for (std::string suffix : {"+",        "+x8",      "+m",
-                             "+m0",      "+m-1",     "+m+8",
-                             "+m8x",     "+m 8",     "+m99999999999",
-                             "+k",       "+ctas",    "+tail",
-                             "+tail3",   "+tail3x",  "+tailx3",
-                             "+tail0x1", "+tail1x0", "+tail1+m8x1",
-                             "+ctas0",   "+split",   "+split0",
-                             "+splitx",  "+af+",     "+cf",
-                             "+a",       "+ax",      "++m8",
-                             "x",        "_",        " "})
+  for (std::string suffix :
+       {"+",        "+x8",           "+m",      "+m0",     "+m-1",     "+m+8",     "+m8x",
+        "+m 8",     "+m99999999999", "+k",      "+ctas",   "+tail",    "+waves",   "+waves0",
+        "+waves1x", "+tail3",        "+tail3x", "+tailx3", "+tail0x1", "+tail1x0", "+tail1+m8x1",
+        "+ctas0",   "+split",        "+split0", "+splitx", "+af+",     "+cf",      "+a",
+        "+ax",      "++m8",          "x",       "_",       " "})
     refuse(row_major(64, 64, 64), {"is unknown", "\"auto\""}, (good + suffix).c_str());
   for (const std::string& name :
        {std::string("no"), good.substr(0, 20), good + std::string(500, '+'), good + std::string(4000, 'x')})
     refuse(row_major(64, 64, 64), {"is unknown"}, name.c_str());
   refuse(row_major(64, 64, 64), {"does not fit", "bfloat16", "kn"}, "bf16_kk_128x128x64_c1x1_s6_pingpong");
   refuse(row_major(64, 64, 64), {"does not fit"}, "f16_kn_128x128x64_c1x1_s6_pingpong");
+}
+
+// A launch for every few waves where a long K lets clusters drift apart; never with a tail, nor for a config
+// that is named with its schedule.
+void check_launches() {
+  struct {
+    int64_t m, n, k;
+    int launches;
+  } const kSizes[] = {{16384, 16384, 16384, 16}, {8192, 8192, 28672, 8}, {4096, 7168, 16384, 4},
+                      {12288, 12288, 12288, 1},  {8192, 8192, 8192, 1},  {2048, 8192, 14336, 1},
+                      {512, 8192, 28672, 1},     {65536, 64, 65536, 1},  {64, 65536, 65536, 1}};
+  const char* const kName = "bf16_kk_128x256x64_c2x1_s4_coop";
+  for (const auto& [m, n, k, launches] : kSizes) {
+    Problem p = row_major(m, n, k);
+    p.b.row_stride = 1, p.b.col_stride = k;
+    const Plan plan = plan_of(p, kName);
+    CHECK(plan.launches == launches && !!std::strstr(plan.config, "+waves") == (launches > 1));
+    CHECK(plan_of(p, plan.config).launches == launches);
+    CHECK(plan_of(p, (std::string(kName) + "+ctas128").c_str()).launches == 1);
+  }
+  Problem p = row_major(4096, 7168, 16384);
+  p.b.row_stride = 1, p.b.col_stride = p.k;
+  DeviceFacts facts;
+  facts.l2_bytes *= 2;
+  CHECK(plan_of(p, kName, facts).launches == 1);
+  p.sm_limit = 66;  // half as many clusters, which share less
+  CHECK(plan_of(p, kName).launches == 1 && plan_of(p, kName).grid == 64);
 }
 
 void check_grids() {
@@ -433,6 +458,7 @@ int main() {
   check_overlap();
   check_refusals();
   check_names();
+  check_launches();
   check_grids();
   check_without_cluster();
   check_splits();

@@ -1,4 +1,5 @@
-// The tile order: every tile once for every number of SMs, and a K direction that coordinates alone decide.
+// The tile order: every tile once for every number of SMs and launches, and a K direction that coordinates
+// alone decide.
 #include <map>
 #include <tuple>
 #include <vector>
@@ -16,6 +17,25 @@ bool same(const KSteps& x, const KSteps& y) {
   return x.first == y.first && x.count == y.count && x.step == y.step;
 }
 
+// What the clusters of a pool do, launch after launch.
+template <KernelConfig kConfig, class Visit>
+void walk(const TileGrid& grid, int waves, int clusters, int rank, Visit&& visit) {
+  const int count = items_per_launch(grid, waves, clusters);
+  int launches = 0;
+  for (int first = 0; first < num_items(grid); first += count, ++launches) {
+    const TileGrid launch = launch_at(grid, first, count);
+    for (int cluster = 0; cluster < clusters; ++cluster) {
+      int items = 0;  // whole ones
+      for (TileScheduler<kConfig> tiles(launch, cluster, clusters, rank); tiles.valid(); tiles.next()) {
+        visit(tiles);
+        items += tiles.piece().part < 0;
+      }
+      CHECK(waves == 0 || items <= waves);
+    }
+  }
+  CHECK(launches == (waves == 0 ? 1 : (num_items(grid) + waves * clusters - 1) / (waves * clusters)));
+}
+
 template <int kClusterM, int kClusterN> struct Walk {
   static constexpr KernelConfig kConfig{
       DType::kBF16, Major::kK, Major::kK, 64, 128, kClusterM, kClusterN, 2, Arrangement::kPingpong};
@@ -29,24 +49,21 @@ template <int kClusterM, int kClusterN> struct Walk {
       const int clusters = std::max(1, std::min(sms / kSize, grid.num_blocks));
       const int rows = grid.m_blocks * kClusterM, cols = grid.n_blocks * kClusterN;
       std::vector<int> visits(rows * cols * grid.batch_inner * grid.batch_outer);
-      for (int cluster = 0; cluster < clusters; ++cluster) {
-        for (int rank = 0; rank < kSize; ++rank) {
-          for (TileScheduler<kConfig> tiles(grid, cluster, clusters, rank); tiles.valid(); tiles.next()) {
-            const Tile t = tiles.tile();
-            const int m = t.m / 64, n = t.n / 128;
-            if (!CHECK(t.m == m * 64 && t.n == n * 128 && m >= 0 && m < rows && n >= 0 && n < cols &&
-                       t.batch_inner >= 0 && t.batch_inner < grid.batch_inner && t.batch_outer >= 0 &&
-                       t.batch_outer < grid.batch_outer))
-              return;
-            ++visits[((t.batch_outer * grid.batch_inner + t.batch_inner) * rows + m) * cols + n];
-            const bool is_reversed = t.k.step < 0;
-            CHECK(same(t.k, is_reversed ? KSteps{2, 3, -1} : KSteps{0, 3, 1}));
-            const auto [seen, is_new] = direction.insert({{m, n, t.batch_inner, t.batch_outer}, is_reversed});
-            CHECK(is_new || seen->second == is_reversed);
-            CHECK(grid.k_period > 0 || !is_reversed);
-          }
-        }
-      }
+      for (int rank = 0; rank < kSize; ++rank)
+        walk<kConfig>(grid, sms % 4, clusters, rank, [&](const TileScheduler<kConfig>& tiles) {
+          const Tile t = tiles.tile();
+          const int m = t.m / 64, n = t.n / 128;
+          if (!CHECK(t.m == m * 64 && t.n == n * 128 && m >= 0 && m < rows && n >= 0 && n < cols &&
+                     t.batch_inner >= 0 && t.batch_inner < grid.batch_inner && t.batch_outer >= 0 &&
+                     t.batch_outer < grid.batch_outer))
+            return;
+          ++visits[((t.batch_outer * grid.batch_inner + t.batch_inner) * rows + m) * cols + n];
+          const bool is_reversed = t.k.step < 0;
+          CHECK(same(t.k, is_reversed ? KSteps{2, 3, -1} : KSteps{0, 3, 1}));
+          const auto [seen, is_new] = direction.insert({{m, n, t.batch_inner, t.batch_outer}, is_reversed});
+          CHECK(is_new || seen->second == is_reversed);
+          CHECK(grid.k_period > 0 || !is_reversed);
+        });
       bool once = true;
       for (int v : visits) once &= v == 1;
       CHECK(once);
@@ -93,16 +110,15 @@ void check_tails() {
         for (int pool : {1, 2, 5, 132}) {
           std::map<int, int> visits;  // of step k of block b, by b * k_tiles + k
           std::map<int, Piece> parts;
-          for (int cluster = 0; cluster < pool; ++cluster)
-            for (TileScheduler<kConfig> tiles(grid, cluster, pool, 0); tiles.valid(); tiles.next()) {
-              const Piece p = tiles.piece();
-              CHECK(p.k.count > 0 && (p.part >= 0) == (p.block >= grid.whole));
-              const KSteps k = tiles.tile().k;  // the same steps, perhaps backwards
-              CHECK(k.count == p.k.count && (same(k, p.k) || same(reversed(k), p.k)));
-              CHECK(same(k, block_at(grid, p.block).k_reversed ? reversed(p.k) : p.k));
-              for (int i = 0; i < k.count; ++i) ++visits[p.block * k_tiles + k.first + i * k.step];
-              if (p.part >= 0) CHECK(parts.insert({p.part, p}).second);
-            }
+          walk<kConfig>(grid, ranges % 3, pool, 0, [&](const TileScheduler<kConfig>& tiles) {
+            const Piece p = tiles.piece();
+            CHECK(p.k.count > 0 && (p.part >= 0) == (p.block >= grid.whole));
+            const KSteps k = tiles.tile().k;  // the same steps, perhaps backwards
+            CHECK(k.count == p.k.count && (same(k, p.k) || same(reversed(k), p.k)));
+            CHECK(same(k, block_at(grid, p.block).k_reversed ? reversed(p.k) : p.k));
+            for (int i = 0; i < k.count; ++i) ++visits[p.block * k_tiles + k.first + i * k.step];
+            if (p.part >= 0) CHECK(parts.insert({p.part, p}).second);
+          });
           CHECK(static_cast<int>(visits.size()) == grid.num_blocks * k_tiles);
           for (const auto& [step, times] : visits) CHECK(times == 1);
           CHECK(parts.begin()->first >= 0 && parts.rbegin()->first < num_parts(grid));

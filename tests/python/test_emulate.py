@@ -54,6 +54,22 @@ def test_a_tail(tail):
     assert same_bits(found.product, product(a, b) + 2 * c.astype(np.float32))
 
 
+@pytest.mark.parametrize("schedule", ["+waves1", "+waves2", "+waves1+tail3x20"])
+def test_several_launches(schedule):
+    a, b, c = integers(0, (300, 577)), integers(1, (577, 200)), integers(2, (300, 200))
+    one, several = (
+        _emulate.emulate(a, b, c=c, beta=2.0, config=SMALL + x, sm_count=2) for x in ("", schedule)
+    )
+    assert several.config == SMALL + schedule
+    assert same_bits(several.product, product(a, b) + 2 * c.astype(np.float32))
+    # As many loads. A ring is empty again where a launch begins: its stages come in order, from the first on.
+    loads = [[e for e in run.events if e.what == "load"] for run in (one, several)]
+    assert len(loads[0]) == len(loads[1])
+    steps = [e.step for e in several.events]
+    assert steps == sorted(steps) and steps[-1] <= several.steps
+    assert loads[0] != loads[1]
+
+
 def test_batches_broadcast():
     a, b = integers(0, (2, 1, 40, 50)), integers(1, (3, 50, 60))
     found = _emulate.emulate(a, b)

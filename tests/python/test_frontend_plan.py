@@ -20,6 +20,7 @@ FIELDS = {
     "tiles": 512,
     "grid": 128,
     "waves": 4.0,
+    "launches": 1,
     "workspace_bytes": 4096,
     "flops": 2.0 * 4096**3,
     "bytes": 6.0 * 4096**2,
@@ -175,7 +176,9 @@ def test_text():
     text = str(hopgemm.Plan(**FIELDS))
     for part in ("gemm: the kernel", FIELDS["config"], "the table", "b packed first"):
         assert part in text
-    assert "128 CTAs for 512 tiles: 4.00 waves" in text
+    assert "128 CTAs for 512 tiles: 4.00 waves\n" in text
+    in_two = str(hopgemm.Plan(**{**FIELDS, "launches": 2}))
+    assert "128 CTAs for 512 tiles: 4.00 waves in 2 launches\n" in in_two
     assert "1365 FLOP/byte" in text
     empty = str(hopgemm.Plan(**{**FIELDS, "path": "empty", "flops": 0.0, "bytes": 0.0}))
     assert "nothing to launch" in empty

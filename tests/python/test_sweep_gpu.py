@@ -201,10 +201,11 @@ def test_every_config_with_a_tail(config):
     assert (buffer[333 * 1001 :] == CANARY).all()
 
 
+@pytest.mark.parametrize("schedule", ["+tail7x50", "+ctas4+waves1", "+ctas4+waves2+tail7x50"])
 @pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32])
-def test_tails_of_everything(out_dtype):
+def test_tails_and_launches_of_everything(out_dtype, schedule):
     """A batch, an operand that it shares, C and bias, alpha, a strided result, another stream, a graph."""
-    name = "bf16_kk_128x128x64_c1x1_s6_pingpong+tail7x50"
+    name = "bf16_kk_128x128x64_c1x1_s6_pingpong" + schedule
     a = torch.randint(-2, 3, (3, 200, 1000), device="cuda").bfloat16()
     b = torch.randint(-2, 3, (3, 501, 1000), device="cuda").bfloat16().mT
     c = torch.randint(-9, 9, (3, 200, 501), device="cuda").to(out_dtype)
@@ -247,7 +248,8 @@ def ones(config, m, n, k):
 
 
 @pytest.mark.parametrize(
-    "schedule", ["+n8", "+m1", "+m3", "+m8+k8", "+n4+k3", "+m16+k8+ctas128", "+ctas2", "+af+bl+df"]
+    "schedule",
+    ["+n8", "+m1", "+m3", "+m8+k8", "+n4+k3", "+m16+k8+ctas128", "+ctas2", "+ctas6+waves2", "+af+bl+df"],
 )
 @pytest.mark.parametrize(
     "kernel",
