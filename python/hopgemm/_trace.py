@@ -90,8 +90,8 @@ def _plan(m: int, n: int, k: int, config: str, device: int | None) -> dict[str, 
         plan = plan_of("+".join([instance, *tokens, f"ctas{plan['grid']}"]))
     if plan["launches"] > 1:
         raise ValueError(
-            f"hopgemm.trace: config {plan['config']} takes {plan['launches']} launches, of which one alone could "
-            "be recorded. Take it without +waves"
+            f"hopgemm.trace: config {plan['config']} takes {plan['launches']} launches, of which one alone"
+            " could be recorded. Take it without +waves"
         )
     if plan["path"] != "gemm" or plan["pack_a"] or plan["pack_b"]:
         raise ValueError(
