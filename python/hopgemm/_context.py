@@ -56,6 +56,13 @@ _WORDS = {
 on_enter: list[Callable[[Settings], AbstractContextManager[Any]]] = []
 
 
+def shown(value: Any) -> str:
+    """A wrong value as messages show it: itself where it is a word or a number, else its type."""
+    kind = type(value).__name__
+    plain = value is None or isinstance(value, (int, float, complex, str))
+    return f"{value!r:.60} ({kind})" if plain else f"a {kind}"
+
+
 def as_limit(n: int) -> int:
     """A limit on SMs as the core counts them, in 32 bits: no GPU has more."""
     return min(operator.index(n), 2**31 - 1)
@@ -68,11 +75,12 @@ def parse_environment(field: str) -> Any:
     if field == "sm_limit":
         if not (text or "0").isdecimal():
             raise ValueError(
-                f"{name}={text!r}: must be a number of SMs, 0 or more (0: all). Correct or unset it"
+                f"hopgemm: {name} is {text!r}; must be a number of SMs, 0 or more (0: all). Correct or "
+                "unset it"
             )
         return as_limit(int(text or "0"))
     if text and text.lower() not in _WORDS:
-        raise ValueError(f"{name}={text!r}: must be 1 or 0. Correct or unset it")
+        raise ValueError(f"hopgemm: {name} is {text!r}; must be 1 or 0. Correct or unset it")
     return _WORDS.get(text.lower(), False)
 
 
@@ -136,8 +144,8 @@ class Block(contextlib.ContextDecorator):
         if code is not None and code.co_flags & _SUSPENDS:
             name = getattr(function, "__qualname__", function)
             raise TypeError(
-                f"{name} is a coroutine or generator function: a decorator would end before its body runs. "
-                "Use a with block inside it"
+                f"hopgemm: {name} is a coroutine or generator function; a decorator would end before its "
+                "body runs. Use a with block inside it"
             )
         return super().__call__(function)
 
@@ -176,10 +184,10 @@ def sm_limit(n: int) -> AbstractContextManager[None]:
     """
     if isinstance(n, bool) or not hasattr(type(n), "__index__"):
         raise TypeError(
-            f"hopgemm.sm_limit: n is {n!r} ({type(n).__name__}); must be an integer, 0 for all SMs"
+            f"hopgemm.sm_limit: n is {shown(n)}; must be an integer, 0 for all SMs. Convert it with int()"
         )
     if operator.index(n) < 0:
-        raise ValueError(f"hopgemm.sm_limit: n is {n}; must be 0 (all SMs) or more")
+        raise ValueError(f"hopgemm.sm_limit: n is {n}; must be 0 (all SMs) or more. Write 0 for all SMs")
     return _Setting(sm_limit=as_limit(n))
 
 
@@ -206,6 +214,7 @@ def autotune(on: bool = True) -> AbstractContextManager[None]:
 
 def _as_bool(name: str, on: bool) -> bool:
     if not isinstance(on, bool):
-        hint = f". As a decorator: @hopgemm.{name}()" if callable(on) else ""
-        raise TypeError(f"hopgemm.{name}: on is {on!r} ({type(on).__name__}); must be True or False{hint}")
+        values = f"Write hopgemm.{name}(True) or hopgemm.{name}(False)"
+        way = f"As a decorator: @hopgemm.{name}()" if callable(on) else values
+        raise TypeError(f"hopgemm.{name}: on is {shown(on)}; must be True or False. {way}")
     return on

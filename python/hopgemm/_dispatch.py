@@ -132,8 +132,8 @@ def matmul(  # noqa: F811
 def _with_sharding(face: Callable[..., Any], framework: str | None, out_sharding: Any) -> Callable[..., Any]:
     if framework == "torch":
         raise TypeError(
-            "hopgemm.matmul: out_sharding is for JAX arrays, and a is a torch.Tensor; leave it away (the "
-            "placements of DTensors say how the result lies)"
+            f"hopgemm.matmul: out_sharding is {_context.shown(out_sharding)} and a is a torch.Tensor; it is "
+            "for JAX arrays alone. Leave it away: the placements of DTensors say how the result lies"
         )
     return lambda *args, **options: face(*args, out_sharding=out_sharding, **options)
 
@@ -171,15 +171,15 @@ def _jax_matmul(a: Any) -> Callable[..., Any]:
 
     if late and isinstance(a, sys.modules["jax"].core.Tracer):
         raise RuntimeError(
-            "hopgemm.matmul: jax was imported inside a hopgemm settings block, and this trace began before "
-            "hopgemm.jax could put the settings into jit's cache key. Import jax before the block"
+            "hopgemm.matmul: jax was imported inside a hopgemm settings block, and this trace began there; "
+            "hopgemm.jax must put the settings into jit's cache key before. Import jax before the block"
         )
     return jax_face.matmul
 
 
 def _refusal(a: Any, b: Any) -> str:
     ways = {
-        "numpy": "Convert NumPy arrays with torch.from_numpy or jax.numpy.asarray",
+        "numpy": "Convert NumPy arrays with torch.from_numpy or jax.numpy.asarray, to bfloat16 or float16",
         "builtins": "Make a tensor of it with torch.tensor or jax.numpy.array, in bfloat16 or float16",
     }
     mixed = framework_of(a) is not None and framework_of(b) is not None

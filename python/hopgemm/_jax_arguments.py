@@ -25,18 +25,24 @@ def options(
     if sm_limit is not None:
         if isinstance(sm_limit, bool) or not hasattr(sm_limit, "__index__"):
             raise TypeError(
-                f"hopgemm.jax: sm_limit is {sm_limit!r} ({type(sm_limit).__name__}); "
-                "must be an int, 0: all SMs"
+                f"hopgemm.jax: sm_limit is {_context.shown(sm_limit)}; must be an int, 0: all SMs. "
+                "Convert it with int()"
             )
         if sm_limit < 0:
-            raise ValueError(f"hopgemm.jax: sm_limit is {sm_limit}; must be 0 (all SMs) or more")
+            raise ValueError(
+                f"hopgemm.jax: sm_limit is {sm_limit}; must be 0 (all SMs) or more. Write 0 for all SMs"
+            )
     for name, flag in (("batch_invariant", batch_invariant), ("fallback", fallback)):
         if flag is not None and not isinstance(flag, bool):
             raise TypeError(
-                f"hopgemm.jax: {name} is {flag!r} ({type(flag).__name__}); must be a bool or None"
+                f"hopgemm.jax: {name} is {_context.shown(flag)}; must be a bool or None. "
+                f"Write {name}=True or {name}=False"
             )
     if config is not None and not isinstance(config, str):
-        raise TypeError(f"hopgemm.jax: config is a {type(config).__name__}; must be a config's name or None")
+        raise TypeError(
+            f"hopgemm.jax: config is {_context.shown(config)}; must be a config's name or None. "
+            "Take one from hopgemm.plan(a, b).config"
+        )
     return Options(
         "" if config in (None, "auto") else config,
         settings.sm_limit if sm_limit is None else _context.as_limit(sm_limit),
@@ -53,10 +59,12 @@ def _found(a: Any, b: Any) -> str:
 def check_operands(a: Any, b: Any) -> None:
     """TypeError or ValueError unless a and b are two 16-bit arrays of one dtype whose shapes fit."""
     if not (isinstance(a, jax.Array) and isinstance(b, jax.Array)):
-        raise TypeError(f"{_found(a, b)}; both must be jax.Array. Convert with jnp.asarray")
+        raise TypeError(
+            f"{_found(a, b)}; both must be jax.Array. Convert with jnp.asarray, to bfloat16 or float16"
+        )
     if a.dtype != b.dtype or a.dtype not in FP32_SUMS:
-        rule = "both must be bfloat16 or both float16, nothing is promoted. Convert with .astype"
-        raise TypeError(f"{_found(a, b)}; {rule}")
+        rule = "both must be bfloat16 or both float16, nothing is promoted"
+        raise TypeError(f"{_found(a, b)}; {rule}. Convert with .astype, or use jnp.matmul")
     x, y = a.shape, b.shape
     if not x or not y:
         raise ValueError(f"{_found(a, b)}; both must have at least 1 dimension. Multiply by a scalar with *")
@@ -65,25 +73,27 @@ def check_operands(a: Any, b: Any) -> None:
         which = "second to last dimension" if y[1:] else "dimension"
         raise ValueError(
             f"{_found(a, b)}; a's last dimension ({x[-1]}) must equal b's {which} ({inner}). "
-            "Transpose with jnp.swapaxes or use hopgemm.jax.dot_general"
+            "Transpose with .mT, or use hopgemm.jax.dot_general"
         )
     for i, j in zip(x[-3::-1], y[-3::-1]):
         if i != j and isinstance(i, int) and isinstance(j, int) and 1 not in (i, j):
-            rule = f"batch dimensions must be equal or 1, found {i} and {j}. Reshape or broadcast one"
-            raise ValueError(f"{_found(a, b)}; {rule}")
+            rule = f"batch dimensions must be equal or 1, found {i} and {j}"
+            raise ValueError(f"{_found(a, b)}; {rule}. Insert one of size 1, as a[:, None] does")
 
 
 def number(name: str, value: Any) -> float:
     if isinstance(value, jax.core.Tracer):
         raise TypeError(
             f"hopgemm.jax.matmul: {name} is traced; it must be a Python number, since it is compiled into "
-            "the call. Multiply the result, or mark it static"
+            f"the call. Multiply {'c' if name == 'beta' else 'the result'} instead, or mark it static"
         )
     try:
         result: float = value.__float__()  # float() would also read text
     except (AttributeError, TypeError, ValueError):
         raise TypeError(
-            f"hopgemm.jax.matmul: {name} is {value!r} ({type(value).__name__}); must be a number"
+            f"hopgemm.jax.matmul: {name} is {_context.shown(value)}; must be a number. "
+            "Convert it with float(), or leave it away and multiply "
+            + ("c" if name == "beta" else "the result")
         ) from None
     size = abs(result)
     if 0 < size < _FLOAT32_TINY or _FLOAT32_MAX < size != math.inf:
@@ -102,7 +112,7 @@ def _result_shape(a: Any, b: Any) -> tuple[Any, ...]:
 def _check_extra(name: str, x: Any, dtype: Any) -> None:
     if not isinstance(x, jax.Array):
         raise TypeError(
-            f"hopgemm.jax.matmul: {name} is a {type(x).__name__}; must be a jax.Array. "
+            f"hopgemm.jax.matmul: {name} is {_context.shown(x)}; must be a jax.Array or None. "
             "Convert with jnp.asarray"
         )
     if x.dtype not in (dtype, F32):
@@ -126,7 +136,7 @@ def with_epilogue(
         if lead < 0 or any(x != 1 and x != y for x, y in zip(c.shape, shape[lead:])):
             raise ValueError(
                 f"hopgemm.jax.matmul: c has shape {c.shape}; must broadcast to the result's {shape}. "
-                "Reshape it"
+                "Reshape it, or transpose it with .mT"
             )
     if c is not None and beta != 0:  # beta == 0 never reads c
         ones = [i for i, (x, y) in enumerate(zip(c.shape, shape[lead:])) if x == 1 and y != 1]

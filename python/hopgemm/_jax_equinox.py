@@ -26,7 +26,10 @@ class Linear(equinox.nn.Linear):
         """weight @ x + bias. x: (in_features,), or () where in_features is "scalar"; `key` is ignored."""
         if self.in_features == "scalar":
             if jnp.shape(x) != ():
-                raise ValueError(f'x has shape {jnp.shape(x)}; must be () where in_features is "scalar"')
+                raise ValueError(
+                    f"hopgemm.jax.replace_linear: x has shape {jnp.shape(x)}; must be () where in_features "
+                    'is "scalar". Use jax.vmap over more'
+                )
             x = jnp.broadcast_to(x, (1,))
         dtype = jnp.result_type(x, self.weight)
         numbers = (((x.ndim - 1,), (1,)), ((), ()))
@@ -42,7 +45,7 @@ def replace_linear(model: Any, dot_general: Callable[..., jax.Array]) -> Any:
     replaced = lambda m: type(m) in (equinox.nn.Linear, Linear)
     if not any(map(replaced, jax.tree.leaves(model, is_leaf=replaced))):
         raise ValueError(
-            f"hopgemm.jax.replace_linear: {type(model).__name__} holds no equinox.nn.Linear; must hold one "
-            "or more. Call hopgemm.jax.dot_general in your own layers"
+            f"hopgemm.jax.replace_linear: model of type {type(model).__name__} holds no equinox.nn.Linear; "
+            "must hold one or more. Call hopgemm.jax.dot_general in your own layers"
         )
     return jax.tree.map(lambda m: Linear(m, dot_general) if replaced(m) else m, model, is_leaf=replaced)

@@ -49,7 +49,7 @@ def register() -> None:
         need = ".".join(map(str, _core.XLA_FFI_API))
         raise ImportError(
             f"hopgemm.jax: jaxlib {importlib.metadata.version('jaxlib')} has XLA FFI API "
-            f"{found[0]}.{found[1]}, this build needs {need} or later. "
+            f"{found[0]}.{found[1]}; this build needs {need} or later. "
             "Update with: pip install 'jax>=0.9.1'"
         )
     for name, handler in _core.xla_handlers().items():
@@ -78,8 +78,8 @@ def _target() -> int | dict[str, Any] | None:
     if isinstance(target, (dict, int)) and not isinstance(target, bool):
         return target
     raise ValueError(
-        f"hopgemm.jax.target is {target!r}; must be None (the visible GPU, else an H200), 'H200', "
-        "a CUDA device ordinal, or a dict of facts such as {'sm_count': 114}"
+        f"hopgemm.jax: target is {target!r}; must be None (the visible GPU, else an H200), 'H200', "
+        "a CUDA device ordinal, or a dict of facts such as {'sm_count': 114}. Set hopgemm.jax.target to None"
     )
 
 
@@ -93,12 +93,12 @@ def refusal() -> str | None:
     except RuntimeError as error:  # no driver, or one under 580: the core names both, and the way out
         return str(error)
     capability = tuple(info["compute_capability"])
-    way_out = "pass fallback=True or set HOPGEMM_FALLBACK=1 to use XLA's product"
+    way_out = "Pass fallback=True or set HOPGEMM_FALLBACK=1 to use XLA's product"
     if capability != (9, 0):
         found = ".".join(map(str, capability))
         return (
-            f"hopgemm.jax: {info['name']} has compute capability {found}, the kernel needs 9.0 "
-            f"(Hopper: H100, H200); {way_out}"
+            f"hopgemm.jax: {info['name']} has compute capability {found}; the kernel needs 9.0 "
+            f"(Hopper: H100, H200). {way_out}"
         )
     return None
 

@@ -9,9 +9,10 @@ import sys
 import warnings
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, SupportsFloat, SupportsIndex
 
 from . import _cache, _context, _core
+from ._context import shown
 from ._device import device_index
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "half": "float16", "float": "float32"}
@@ -19,6 +20,19 @@ _PATHS = {
     "empty": "nothing to launch: the result has no elements",
     "fill": "no product: the result is beta * c + bias",
     "gemm": "the kernel",
+}
+# What an option must be, and the way there.
+_NUMBER: tuple[Any, str, str] = (
+    (SupportsFloat, SupportsIndex),
+    "a number",
+    "Convert it with float(), or leave it away",
+)
+_OPTIONS: dict[str, tuple[Any, str, str]] = {
+    "alpha": _NUMBER,
+    "beta": _NUMBER,
+    "batch_invariant": ((bool, type(None)), "a bool or None", "Write True or False"),
+    "sm_limit": ((SupportsIndex, type(None)), "an int or None", "Convert it with int()"),
+    "config": ((str, type(None)), "a name (str) or None", "Take one from hopgemm.plan(a, b).config"),
 }
 _STORES = {"tma": "TMA, through shared memory", "direct": "vector stores, through shared memory"}
 
@@ -124,21 +138,25 @@ def plan(
     if a is None and b is None:
         left, right = _from_sizes(m, n, k, dtype, majors, batch)
     elif a is None or b is None or not (m is n is k is None):
-        raise TypeError("hopgemm.plan: give two operands, or m=, n= and k=; not a mixture")
+        given = [name for name, x in zip("abmnk", (a, b, m, n, k), strict=True) if x is not None]
+        raise TypeError(
+            f"hopgemm.plan: the arguments are {', '.join(given)}; must be two operands, or m=, n= and k=, "
+            "not a mixture. Give what is missing, or leave the others away"
+        )
     else:
         left, right = _from_operand("a", a), _from_operand("b", b)
     if left.dtype != right.dtype:
         raise TypeError(
             f"hopgemm.plan: a is {left.dtype} and b is {right.dtype}; must be one dtype, bfloat16 or "
-            "float16. Cast one"
+            "float16. Cast one of them"
         )
     product, where = _described(left, right, out, out_dtype)
     if device is not None:
         where["device"] = device_index(device)
     _cache.install()
     settings = _context.current()
-    return Plan(
-        **_core.plan(
+    try:
+        planned = _core.plan(
             *product,
             **where,
             alpha=alpha,
@@ -149,7 +167,20 @@ def plan(
             sm_limit=settings.sm_limit if sm_limit is None else _context.as_limit(sm_limit),
             batch_invariant=settings.batch_invariant if batch_invariant is None else batch_invariant,
         )
-    )
+    except TypeError:
+        _explain_types(
+            alpha=alpha, beta=beta, batch_invariant=batch_invariant, sm_limit=sm_limit, config=config
+        )
+        raise
+    return Plan(**planned)
+
+
+def _explain_types(**options: Any) -> None:
+    """After the core refused: raises the TypeError that says which option is why, if one is."""
+    for name, value in options.items():
+        kind, rule, way = _OPTIONS[name]
+        if not isinstance(value, kind):
+            raise TypeError(f"hopgemm.plan: {name} is {shown(value)}; must be {rule}. {way}")
 
 
 def operands(a: Any, b: Any, out: Any = None, out_dtype: Any = None) -> tuple[list[Any], dict[str, Any]]:
@@ -190,12 +221,16 @@ def _from_sizes(
     sizes = {"m": m, "n": n, "k": k, **{f"batch[{i}]": size for i, size in enumerate(batch)}}
     for name, size in sizes.items():
         if size is None:
-            raise TypeError(f"hopgemm.plan: {name} is missing; give two operands, or m=, n= and k=")
+            raise TypeError(
+                f"hopgemm.plan: {name} is missing; sizes are m=, n= and k=, all three. Give it, or two "
+                "operands"
+            )
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            raise ValueError(f"hopgemm.plan: {name} is {size!r}; must be an integer, 0 or more")
+            raise ValueError(f"hopgemm.plan: {name} is {size!r}; must be an integer, 0 or more. Give a size")
     if majors not in ("kk", "kn", "mk", "mn"):
         raise ValueError(
-            f'hopgemm.plan: majors is {majors!r}; must be "kk", "kn", "mk" or "mn": A\'s, then B\'s'
+            f'hopgemm.plan: majors is {majors!r}; must be "kk", "kn", "mk" or "mn": A\'s, then B\'s. '
+            'Write "kn" where both operands are row-major'
         )
     name = dtype_name(dtype)
     a_strides = [k, 1] if majors[0] == "k" else [1, m]
@@ -211,7 +246,7 @@ def _from_operand(name: str, x: Any) -> _Operand:
     if not hasattr(x, "shape") or not hasattr(x, "dtype"):
         raise TypeError(
             f"hopgemm.plan: {name} is {x!r:.60} ({type(x).__name__}); must be a tensor, an array or a "
-            "ShapeDtypeStruct"
+            "ShapeDtypeStruct. Convert it, or give m=, n= and k="
         )
     shape = [int(size) for size in x.shape]
     torch = sys.modules.get("torch")
@@ -245,7 +280,9 @@ def _product_shape(a: _Operand, b: _Operand) -> tuple[list[int], int, int, int]:
     """Batch shape, M, N, K; 1-D operands become a row and a column, in place."""
     for x in (a, b):
         if not x.shape:
-            raise ValueError(f"hopgemm.plan: {x.name} has 0 dimensions; must have 1 or more")
+            raise ValueError(
+                f"hopgemm.plan: {x.name} has 0 dimensions; must have 1 or more. Multiply with * instead"
+            )
     a_shape, b_shape = tuple(a.shape), tuple(b.shape)
     if len(a_shape) == 1:
         a.shape, a.strides, a.is_vector = [1, *a_shape], [a_shape[0], *a.strides], True
@@ -254,13 +291,17 @@ def _product_shape(a: _Operand, b: _Operand) -> tuple[list[int], int, int, int]:
     (*a_batch, m, k), (*b_batch, depth, n) = a.shape, b.shape
     if k != depth:
         raise ValueError(
-            f"hopgemm.plan: a is {a_shape} and b is {b_shape}; K must be equal, found {k} and {depth}"
+            f"hopgemm.plan: a is {a_shape} and b is {b_shape}; K must be equal, found {k} and {depth}. "
+            "Is a transpose (.mT) missing?"
         )
     width = max(len(a_batch), len(b_batch))
     a_batch, b_batch = ([1] * (width - len(s)) + s for s in (a_batch, b_batch))
     pairs = list(zip(a_batch, b_batch, strict=True))
     if any(p != q and 1 not in (p, q) for p, q in pairs):
-        raise ValueError(f"hopgemm.plan: a is {a_shape} and b is {b_shape}; batch dimensions must broadcast")
+        raise ValueError(
+            f"hopgemm.plan: a is {a_shape} and b is {b_shape}; batch dimensions must broadcast. "
+            "Insert one of size 1, as a[:, None] does"
+        )
     return [q if p == 1 else p for p, q in pairs], m, n, k
 
 
@@ -277,7 +318,8 @@ def _result(out: Any, a: _Operand, b: _Operand, batch: list[int], m: int, n: int
     shape = batch + [m] * (not a.is_vector) + [n] * (not b.is_vector)
     if result.shape != shape:
         raise ValueError(
-            f"hopgemm.plan: out is {tuple(result.shape)}; must be the product's shape, {tuple(shape)}"
+            f"hopgemm.plan: out is {tuple(result.shape)}; must be the product's shape, {tuple(shape)}. "
+            "Leave it away, or give one of that shape"
         )
     if a.is_vector:
         result.strides.insert(len(batch), n)

@@ -35,9 +35,9 @@ class override(Block):
     Takes the place of the CUDA kernels of aten::mm, bmm, addmm, baddbmm and their out= forms, below autograd,
     autocast, torch.func and DTensor, and under what torch.compile has compiled (except for Triton templates,
     cpp_wrapper and AOTInductor, which do not call these operators; nor does an in-place addmm_). Taken are
-    calls of bfloat16 and float16 on a Hopper GPU whose operands the kernel reads in place; the kernel that
-    was there before, torch's or another overrider's, gets the rest. A call that is left costs about 0.3 us
-    more (mm, bmm), 2 us (addmm, baddbmm).
+    calls of bfloat16 and float16 on a Hopper GPU whose operands the kernel reads in place, unless cuBLAS was
+    measured to be faster at their sizes; the kernel that was there before, torch's or another overrider's,
+    gets the rest. A call that is left costs about 0.3 us more (mm, bmm), 2 us (addmm, baddbmm).
 
     It also decorates a function. Blocks nest: the innermost one's arguments hold. It acts on all threads of
     the process (autograd runs the backward of CUDA tensors on its own), and ends, also by an exception, with
@@ -109,8 +109,9 @@ class override(Block):
         """Calls that did not, by reason.
 
         "dtype": not bfloat16 or float16. "layout": an operand would have to be copied first. "empty": a size
-        or alpha is 0. "device": no kernel for this GPU. "arguments": shapes, dtypes, devices or scalars that
-        torch has to judge, or no memory. "refused": sizes or an overlap that hopgemm.torch.matmul refuses.
+        or alpha is 0. "slower": at these sizes cuBLAS was measured to be faster. "device": no kernel for this
+        GPU. "arguments": shapes, dtypes, devices or scalars that torch has to judge, or no memory. "refused":
+        sizes or an overlap that hopgemm.torch.matmul refuses.
         """
         reasons: Counter[str] = Counter()
         for (_, outcome), n in self._counts().items():

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ._context import as_limit
+from ._context import as_limit, shown
 
 OPERAND_DTYPES = (torch.bfloat16, torch.float16)
 _FLOAT32_TINY, _FLOAT32_MAX = 2.0**-149, torch.finfo(torch.float32).max
@@ -31,24 +31,29 @@ def check_types(a: Any, b: Any, c: Any, bias: Any, alpha: Any, beta: Any) -> Non
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         raise TypeError(
             f"hopgemm.matmul: a is a {type(a).__name__} and b is a {type(b).__name__}; "
-            "both must be torch.Tensor. Convert them with torch.as_tensor"
+            "both must be torch.Tensor. Convert them with torch.as_tensor, to bfloat16 or float16"
         )
     for name, t in (("c", c), ("bias", bias)):
         if t is not None and not isinstance(t, torch.Tensor):
             raise TypeError(
-                f"hopgemm.matmul: {name} is a {type(t).__name__}; it must be a torch.Tensor or None"
+                f"hopgemm.matmul: {name} is {shown(t)}; it must be a torch.Tensor or None. "
+                f"Convert it with torch.as_tensor({name}, device=a.device)"
             )
     for name, number in (("alpha", alpha), ("beta", beta)):
         if not isinstance(number, (int, float)):
             raise TypeError(
-                f"hopgemm.matmul: {name} is a {type(number).__name__}; it must be a Python number. "
-                "Take a tensor's .item(), or scale the result"
+                f"hopgemm.matmul: {name} is {shown(number)}; it must be a Python number. "
+                "Convert it with float(), or leave it away and multiply "
+                + ("c" if name == "beta" else "the result")
             )
         check_range(name, number)
     if c is None and beta != 0:
-        raise ValueError(f"hopgemm.matmul: beta is {beta} but c is None; pass c, or beta=0")
+        raise ValueError(f"hopgemm.matmul: beta is {beta} but c is None; beta needs c. Pass c, or beta=0")
     if bias is not None and bias.dim() != 1:
-        raise ValueError(f"hopgemm.matmul: bias is {describe(bias)}; it must have one dimension, of N values")
+        raise ValueError(
+            f"hopgemm.matmul: bias is {describe(bias)}; it must have one dimension, of N values. "
+            "Flatten it with .reshape(-1), or pass it as c with beta=1"
+        )
 
 
 def check_range(name: str, number: float) -> None:
@@ -66,21 +71,29 @@ def check_vectors(
 ) -> None:
     """ValueError for what does not go with 1-D operands, in the shapes that the caller knows."""
     if a.dim() and b.dim() and a.shape[-1] != b.shape[max(b.dim() - 2, 0)]:
-        raise ValueError(f"hopgemm.matmul: {_pair('a', a, 'b', b)}; the dimensions of the sum differ")
+        raise ValueError(
+            f"hopgemm.matmul: {_pair('a', a, 'b', b)}; "
+            "the dimensions of the sum must be equal. Is a transpose (.mT) missing?"
+        )
     if b.dim() == 1 and bias is not None:
         raise ValueError(
-            f"hopgemm.matmul: b is {describe(b)}, so the result has no columns for a bias; add it as c"
+            f"hopgemm.matmul: {_pair('bias', bias, 'b', b)}; the result has no columns for a bias. "
+            "Pass it as c with beta=1"
         )
     result_dims = max(a.dim(), b.dim(), 2) - (a.dim() == 1) - (b.dim() == 1)
     if c is not None and c.dim() > result_dims:
-        raise ValueError(f"hopgemm.matmul: c is {describe(c)}; the result has {result_dims} dimensions")
+        raise ValueError(
+            f"hopgemm.matmul: c is {describe(c)}; it must broadcast to the result, which has {result_dims} "
+            "dimensions. Reshape it with .reshape()"
+        )
 
 
 def check_config(config: Any) -> str:
     """TypeError unless this is a name."""
     if not isinstance(config, str):
         raise TypeError(
-            f"hopgemm.matmul: config is a {type(config).__name__}; it must be a name (str) or None"
+            f"hopgemm.matmul: config is {shown(config)}; it must be a name (str) or None. "
+            "Take one from hopgemm.plan(a, b).config"
         )
     return config
 
@@ -89,7 +102,8 @@ def check_flag(name: str, value: Any, function: str = "matmul") -> bool:
     """TypeError unless this is True or False: the string "0" would count as true."""
     if not isinstance(value, bool):
         raise TypeError(
-            f"hopgemm.{function}: {name} is {value!r} ({type(value).__name__}); it must be a bool or None"
+            f"hopgemm.{function}: {name} is {shown(value)}; it must be a bool or None. "
+            f"Write {name}=True or {name}=False"
         )
     return value
 
@@ -98,10 +112,14 @@ def check_sm_limit(sm_limit: Any, function: str = "matmul") -> int:
     """TypeError unless this is an integer, ValueError if it is negative."""
     if isinstance(sm_limit, bool) or not isinstance(sm_limit, int):
         raise TypeError(
-            f"hopgemm.{function}: sm_limit is a {type(sm_limit).__name__}; it must be an int or None"
+            f"hopgemm.{function}: sm_limit is {shown(sm_limit)}; it must be an int or None. "
+            "Convert it with int()"
         )
     if sm_limit < 0:
-        raise ValueError(f"hopgemm.{function}: sm_limit is {sm_limit}; it must be 0 (all SMs) or positive")
+        raise ValueError(
+            f"hopgemm.{function}: sm_limit is {sm_limit}; it must be 0 (all SMs) or positive. "
+            "Write 0 for all SMs"
+        )
     return as_limit(sm_limit)
 
 
@@ -123,11 +141,11 @@ def check_tensors(
                 "Cast it with .to(torch.bfloat16), or use torch.matmul"
             )
     if a.dtype != b.dtype:
-        raise TypeError(f"hopgemm.matmul: {_pair('a', a, 'b', b)}; both need one dtype. Cast one of them")
+        raise TypeError(f"hopgemm.matmul: {_pair('a', a, 'b', b)}; both need one dtype. Cast one with .to()")
     if out_dtype not in (None, a.dtype, torch.float32):
         raise TypeError(
             f"hopgemm.matmul: out_dtype is {out_dtype}; "
-            f"supported beside {a.dtype} operands: {a.dtype}, torch.float32"
+            f"supported beside {a.dtype} operands: {a.dtype}, torch.float32. Cast the result with .to()"
         )
     tensors: dict[str, torch.Tensor | None] = {"a": a, "b": b, "c": c, "bias": bias}
     for name, t in tensors.items():
@@ -135,7 +153,7 @@ def check_tensors(
             continue
         if t.layout != torch.strided:
             raise TypeError(
-                f"hopgemm.matmul: {name} has layout {t.layout}; dense tensors are needed: use .to_dense()"
+                f"hopgemm.matmul: {name} has layout {t.layout}; it must be dense. Convert it with .to_dense()"
             )
         if t.device != a.device:
             pair = _pair("a", a, name, t)
@@ -143,7 +161,7 @@ def check_tensors(
         if name in ("c", "bias") and t.dtype not in (a.dtype, torch.float32):
             raise TypeError(
                 f"hopgemm.matmul: {name} is {describe(t)}; "
-                f"it needs a's dtype, {a.dtype}, or torch.float32. Cast it"
+                f"it needs a's dtype, {a.dtype}, or torch.float32. Cast it with .to()"
             )
     return _result_shape(a, b, c, bias)
 
@@ -152,7 +170,9 @@ def check_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> None:
     """ValueError unless weight is one matrix and bias one vector."""
     if weight.dim() != 2 or (bias is not None and bias.dim() != 1):
         found = describe(weight) if bias is None else f"{describe(weight)} and bias is {describe(bias)}"
-        raise ValueError(f"hopgemm._linear: weight is {found}; they need two dimensions and one")
+        raise ValueError(
+            f"hopgemm._linear: weight is {found}; they need two dimensions and one. Reshape them"
+        )
 
 
 def lies_by_column(b: torch.Tensor) -> bool:
@@ -165,7 +185,7 @@ def _result_shape(
 ) -> tuple[int, ...]:
     if a.dim() < 2 or b.dim() < 2:
         raise ValueError(
-            f"hopgemm.matmul: {_pair('a', a, 'b', b)}; a 0-d tensor is no matrix: multiply with * instead"
+            f"hopgemm.matmul: {_pair('a', a, 'b', b)}; a 0-d tensor is no matrix. Multiply with * instead"
         )
     if a.shape[-1] != b.shape[-2]:
         raise ValueError(
@@ -175,19 +195,22 @@ def _result_shape(
     batch = _broadcast(a.shape[:-2], b.shape[:-2])
     if batch is None or len(batch) > 6:
         raise ValueError(
-            f"hopgemm.matmul: {_pair('a', a, 'b', b)}; the batch dimensions must broadcast, to at most 6"
+            f"hopgemm.matmul: {_pair('a', a, 'b', b)}; the batch dimensions must broadcast, to at most 6. "
+            "Insert one of size 1, as a[:, None] does, or flatten some"
         )
     shape = (*batch, a.shape[-2], b.shape[-1])
     if c is not None and _broadcast(shape, c.shape) != shape:
         raise ValueError(
-            f"hopgemm.matmul: c is {describe(c)}; it must broadcast to the result, {tuple(shape)}"
+            f"hopgemm.matmul: c is {describe(c)}; it must broadcast to the result, {tuple(shape)}. "
+            "Reshape it, or transpose it with .mT"
         )
     if bias is not None:
         rows = (*batch, b.shape[-1])
         if bias.dim() < 1 or bias.shape[-1] != b.shape[-1] or _broadcast(rows, bias.shape) != rows:
             raise ValueError(
                 f"hopgemm.matmul: bias is {describe(bias)}; "
-                f"it needs one value for each of the {b.shape[-1]} columns"
+                f"it needs one value for each of the {b.shape[-1]} columns. "
+                "For one value a row pass c=bias[:, None] with beta=1"
             )
     return shape
 
@@ -210,9 +233,13 @@ def _broadcast(x: Any, y: Any) -> tuple[int, ...] | None:
 def check_out_shape(out: torch.Tensor, shape: tuple[int, ...], a: torch.Tensor) -> None:
     """ValueError for an `out` not of the result's shape, TypeError for one on another device than a."""
     if tuple(out.shape) != shape:
-        raise ValueError(f"hopgemm.matmul: out is {describe(out)}; the result is {tuple(shape)}")
+        raise ValueError(
+            f"hopgemm.matmul: out is {describe(out)}; it must have the result's shape, {tuple(shape)}. "
+            "Make it with a.new_empty(shape), or leave it away"
+        )
     if out.device != a.device:
-        raise TypeError(f"hopgemm.matmul: {_pair('a', a, 'out', out)}; all must be on one device")
+        pair = _pair("a", a, "out", out)
+        raise TypeError(f"hopgemm.matmul: {pair}; all must be on one device. Move one with .to()")
 
 
 def check_out(
@@ -231,21 +258,24 @@ def check_out(
         return
     if torch._debug_has_internal_overlap(out) == 1:
         raise ValueError(
-            f"hopgemm.matmul: out has strides {out.stride()}, which put several elements in one place. "
-            "Clone it first"
+            f"hopgemm.matmul: out has strides {out.stride()}; it must not have several elements in one "
+            "place. Clone it first"
         )
     for name, t in (("a", a), ("b", b), ("c", c), ("bias", bias)):
         if t is None or (name == "c" and is_same_view(out, t)) or not _may_overlap(out, t):
             continue
-        way = "c must be out itself or lie elsewhere" if name == "c" else "clone one of them"
-        raise ValueError(f"hopgemm.matmul: out overlaps {name} in memory; {way}")
+        rule = "c must be out itself or lie elsewhere" if name == "c" else "what is read must lie elsewhere"
+        raise ValueError(f"hopgemm.matmul: out overlaps {name} in memory; {rule}. Clone one of them")
 
 
 def _refuse_dtensor(out: torch.Tensor) -> None:
     from ._torch_sharding import is_dtensor
 
     if is_dtensor(out):
-        raise ValueError("hopgemm.matmul: out is a DTensor; use the tensor that is returned instead")
+        raise ValueError(
+            "hopgemm.matmul: out is a DTensor; it must be a plain tensor. Use the tensor that is returned "
+            "instead"
+        )
 
 
 def is_same_view(x: torch.Tensor, y: torch.Tensor) -> bool:

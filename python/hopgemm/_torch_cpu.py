@@ -62,7 +62,9 @@ def _gemm(*given: Any) -> torch.Tensor:
     args = _checked(*given)
     check_tensors(args.a, args.b, args.c, args.bias, args.out_dtype)
     if args.c is None and args.beta != 0:
-        raise ValueError(f"hopgemm.matmul: beta is {args.beta} but c is None; pass c, or beta=0")
+        raise ValueError(
+            f"hopgemm.matmul: beta is {args.beta} but c is None; beta needs c. Pass c, or beta=0"
+        )
     return product(*args[:7], _wide())
 
 

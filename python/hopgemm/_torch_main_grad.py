@@ -28,7 +28,8 @@ def _main_grad(weight: torch.Tensor) -> torch.Tensor:
     if not isinstance(t, torch.Tensor):
         raise TypeError(
             f"hopgemm.torch.linear: weight.main_grad is a {type(t).__name__}; it must be a float32 tensor "
-            "like weight, from the forward to the end of the backward"
+            "like weight, from the forward to the end of the backward. Set it to "
+            "torch.zeros_like(weight, dtype=torch.float32), or delete it before the forward"
         )
     if is_dtensor(t) or is_dtensor(weight) or not weight.is_leaf:
         raise TypeError(
@@ -36,11 +37,14 @@ def _main_grad(weight: torch.Tensor) -> torch.Tensor:
             f"{type(weight).__name__}{'' if weight.is_leaf else ', the result of an operation'}; neither "
             "may be a DTensor, and weight must be a leaf, as parameters are. Delete weight.main_grad"
         )
+    way = "Set it to torch.zeros_like(weight, dtype=torch.float32)"
     pair = f"weight.main_grad is {describe(t)} and weight is {describe(weight)}"
     if t.dtype != torch.float32 or t.device != weight.device or t.layout != torch.strided:
-        raise TypeError(f"hopgemm.torch.linear: {pair}; it must be float32, dense and on weight's device")
+        raise TypeError(
+            f"hopgemm.torch.linear: {pair}; it must be float32, dense and on weight's device. {way}"
+        )
     if t.shape != weight.shape:
-        raise ValueError(f"hopgemm.torch.linear: {pair}; both must have one shape")
+        raise ValueError(f"hopgemm.torch.linear: {pair}; both must have one shape. {way}")
     return t
 
 
@@ -52,13 +56,15 @@ def linear_into_main_grad(
     if not kernel_takes:  # F.linear would put the gradient into weight.grad, where nobody looks
         found = describe(x) if isinstance(x, torch.Tensor) else f"a {type(x).__name__}"
         raise TypeError(
-            f"hopgemm.torch.linear: weight has a main_grad, but x is {found}, which is left to torch. Use "
-            "bfloat16 or float16 tensors, or torch.autocast, on a Hopper GPU; or delete weight.main_grad"
+            f"hopgemm.torch.linear: x is {found} and weight has a main_grad; such an x is left to torch, "
+            "whose gradient does not go there. Use bfloat16 or float16 tensors, or torch.autocast, on a "
+            "Hopper GPU or a CPU; or delete weight.main_grad"
         )
     if is_compiling():
         raise RuntimeError(
-            "hopgemm.torch.linear: weight.main_grad is written by eager code only, but this call is "
-            "compiled. Leave the layer out with torch.compiler.disable, or delete weight.main_grad"
+            "hopgemm.torch.linear: weight has a main_grad and this call is compiled; weight.main_grad is "
+            "written by eager code only. Leave the layer out with torch.compiler.disable, or delete "
+            "weight.main_grad"
         )
     return _Linear.apply(x, weight, bias)
 
@@ -78,7 +84,7 @@ def _is_asked_for(ctx: Any) -> bool:
     except RuntimeError as error:
         raise RuntimeError(
             "hopgemm.torch.linear: torch.autograd.grad asks for the gradient of a weight that has a "
-            "main_grad, which is written there and not returned. Call backward(), or delete weight.main_grad"
+            "main_grad; it is written there and not returned. Call backward(), or delete weight.main_grad"
         ) from error
 
 

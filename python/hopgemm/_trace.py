@@ -36,7 +36,8 @@ def trace(
       n: its columns.
       k: length of the sums.
       config: a kk kernel, with a schedule or without; "" takes what `hopgemm.plan` takes under
-          batch_invariant or, on a GPU without a traced build of that, the first of `traced_configs()`.
+          batch_invariant or, on a GPU without a traced build of that, the first of `traced_configs()`. What
+          takes several launches is traced as one.
       device: a GPU; None: the model.
       records: how many calls of each role may be kept on a GPU.
 
@@ -83,16 +84,10 @@ def _plan(m: int, n: int, k: int, config: str, device: int | None) -> dict[str, 
     plan = plan_of(config)
     if not config and device is not None and plan["config"].partition("+")[0] not in traced_configs():
         plan = plan_of(traced_configs()[0])
-    if not config and plan["launches"] > 1:  # the same tiles in one
-        name = _config_name.parse(plan["config"])
-        tokens = [x for x in name.tokens if not x.startswith(("waves", "ctas"))]
+    if plan["launches"] > 1:  # one can be recorded: the same tiles by the same CTAs in one
+        tokens = [x for x in _config_name.parse(plan["config"]).tokens if not x.startswith(("waves", "ctas"))]
         instance = plan["config"].partition("+")[0]
         plan = plan_of("+".join([instance, *tokens, f"ctas{plan['grid']}"]))
-    if plan["launches"] > 1:
-        raise ValueError(
-            f"hopgemm.trace: config {plan['config']} takes {plan['launches']} launches, of which one alone"
-            " could be recorded. Take it without +waves"
-        )
     if plan["path"] != "gemm" or plan["pack_a"] or plan["pack_b"]:
         raise ValueError(
             f"hopgemm.trace: {m} x {n} x {k} is not one launch of the kernel on operands in place; take M and"

@@ -8,6 +8,7 @@ exactness, and what is wrong cannot win. Operands and clocks are a framework's (
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import re
 import time
@@ -259,15 +260,15 @@ def schedules(configs: Iterable[str], key: Key, gpu: str) -> list[str]:
     names = []
     for config in configs:
         instance, tokens = config.partition("+")[0], _config_name.parse(config).tokens
-        parts = "".join(f"+{x}" for x in tokens if x.startswith(("split", "tail", "waves")))
+        parts = "".join(f"+{x}" for x in tokens if x.startswith(("split", "tail")))
+        launches = dict.fromkeys(["", *(f"+{x}" for x in tokens if x.startswith("waves"))])
         if plan_of(key, gpu, config)["waves"] <= 1:
             continue
         # HAZARD: a name without a schedule stands for the usual one: "all CTAs" has to be said by number.
         pools = dict.fromkeys([f"ctas{key.sm_count}", *(x for x in tokens if x.startswith("ctas"))])
-        for walk in _WALKS:
-            for pool in pools:
-                with contextlib.suppress(ValueError):
-                    names.append(plan_of(key, gpu, f"{instance}{walk}+{pool}{parts}")["config"])
+        for walk, pool, waves in itertools.product(_WALKS, pools, launches):
+            with contextlib.suppress(ValueError):
+                names.append(plan_of(key, gpu, f"{instance}{walk}+{pool}{waves}{parts}")["config"])
     return [name for name in dict.fromkeys(names) if name not in configs]
 
 

@@ -98,13 +98,16 @@ def matmul(
     """
     if out is not None:
         raise TypeError(
-            "hopgemm.jax.matmul: out= was given, but JAX arrays are immutable. Use the returned array, and "
+            "hopgemm.jax.matmul: out is given; JAX arrays are immutable. Use the returned array, and "
             "donate_argnums to reuse memory"
         )
     _jax_arguments.check_operands(a, b)
     out_dtype = a.dtype if out_dtype is None else np.dtype(out_dtype)
     if out_dtype not in (a.dtype, F32):
-        raise TypeError(f"hopgemm.jax.matmul: out_dtype is {out_dtype}; must be {a.dtype} (a's) or float32")
+        raise TypeError(
+            f"hopgemm.jax.matmul: out_dtype is {out_dtype}; must be {a.dtype} (a's) or float32. "
+            "Cast the result with .astype"
+        )
     options = _jax_arguments.options(batch_invariant, fallback, sm_limit, config)
     alpha, beta = _jax_arguments.number("alpha", alpha), _jax_arguments.number("beta", beta)
     epilogue, extras = None, ()

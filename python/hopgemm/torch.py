@@ -21,6 +21,7 @@ from torch.autograd.graph import increment_version as _increment_version
 from . import _cache, _core, _torch_autograd, _torch_checks, _torch_cpu, _torch_flops, _torch_transforms
 from ._context import constant_while_tracing as _constant_while_tracing
 from ._context import current as _current
+from ._context import shown as _shown
 from ._torch_aten import override
 from ._torch_autograd import PLAIN as _PLAIN
 from ._torch_autograd import has_mm_gradient as _has_mm_gradient
@@ -223,10 +224,14 @@ def _check_out(
     out: Any, out_dtype: torch.dtype | None, a: torch.Tensor, b: torch.Tensor, c: Any, bias: Any
 ) -> None:
     if not isinstance(out, torch.Tensor):
-        raise TypeError(f"hopgemm.matmul: out is a {type(out).__name__}; it must be a torch.Tensor or None")
+        raise TypeError(
+            f"hopgemm.matmul: out is {_shown(out)}; it must be a torch.Tensor or None. "
+            "Make it with a.new_empty(shape), or leave it away"
+        )
     if out_dtype is not None and out_dtype != out.dtype:
         raise TypeError(
-            f"hopgemm.matmul: out is {out.dtype} but out_dtype is {out_dtype}; leave out_dtype away"
+            f"hopgemm.matmul: out is {out.dtype} but out_dtype is {out_dtype}; both must be one dtype. "
+            "Leave out_dtype away"
         )
     if _is_grad_enabled() and (
         out.requires_grad
@@ -236,8 +241,8 @@ def _check_out(
         or (bias is not None and bias.requires_grad)
     ):
         raise RuntimeError(
-            "hopgemm.matmul: out= does not support automatic differentiation, but an argument requires "
-            "grad. Call without out=, or under torch.no_grad()"
+            "hopgemm.matmul: out is given and an argument requires grad; out= does not support automatic "
+            "differentiation. Call without out=, or under torch.no_grad()"
         )
 
 

@@ -107,7 +107,9 @@ struct Plan {
   int64_t tiles = 0;  // output tiles (of one CTA), all batches
   int grid = 0;  // CTAs (before the device's limit of resident clusters)
   double waves = 0;  // tiles / CTAs
-  int launches = 1;  // of the kernel, one after the other
+  int launches = 1;  // of the kernel, one after the other (as `grid`: more where fewer clusters are resident)
+  bool slower =
+      false;  // cuBLAS was measured to be faster (host/slower.h); never of a config asked for by name
   int64_t workspace_bytes = 0;  // device memory that gemm() needs, 16-byte aligned
   int64_t sums_bytes = 0;  // of the workspace, for the sums of a tail's parts
   double flops = 0;  // 2 m n k, all batches

@@ -40,7 +40,9 @@ void check(const hopgemm::Status& s) {
 DType dtype_of(const std::string& name) {
   for (DType t : {DType::kF16, DType::kBF16, DType::kF32})
     if (name == hopgemm::name_of(t)) return t;
-  throw nb::value_error(("hopgemm: dtype '" + name + "' is unknown; bfloat16, float16 or float32").c_str());
+  throw nb::value_error(
+      ("hopgemm: dtype is '" + name + "'; it must be bfloat16, float16 or float32. Cast the operands")
+          .c_str());
 }
 
 // A stand-in address with the given alignment, far from all others: planning looks at nothing else of a

@@ -30,18 +30,20 @@ enum Outcome {
   kUnsupportedGpu,
   kLayout,
   kEmptyProduct,
+  kSlower,
   kRefused,
   kNumOutcomes,
   kOff
 };
 inline constexpr const char* kOutcomes[kNumOutcomes] = {"taken",  "dtype", "arguments", "device",
-                                                        "layout", "empty", "refused"};
+                                                        "layout", "empty", "slower",    "refused"};
 
 inline Outcome decide(const Problem& problem, const Status& status, const Plan& plan) {
   if (status.code == Code::kInvalidArgument) return kRefused;
   if (!status.ok()) return kUnsupportedGpu;
   if (problem.batch_invariant) return kTaken;
   if (plan.path != Path::kGemm) return kEmptyProduct;
+  if (plan.slower) return kSlower;
   return plan.pack_a || plan.pack_b ? kLayout : kTaken;
 }
 

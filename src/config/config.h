@@ -67,6 +67,7 @@ struct Schedule {
   int waves = 0;  // of tiles that one launch takes (tile_scheduler.h); 0: all of them
   CachePolicy a_policy = CachePolicy::kNormal, b_policy = CachePolicy::kNormal,
               d_policy = CachePolicy::kNormal;
+  bool operator==(const Schedule&) const = default;
 };
 
 struct Config {

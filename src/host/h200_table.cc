@@ -14,7 +14,7 @@ constexpr DType kAny16 = DType::kBF16;
 
 // M, N, K, for which dtypes and problems, config.
 // clang-format off
-constexpr std::array<Measured, 637> kTable{{
+constexpr std::array<Measured, 638> kTable{{
     {33, 65, 129, kBoth, kAny, {{kAny16, kK, kK, 64, 64, 2, 1, 12, kPingpong}, {}}},
     {64, 128, 65536, kBoth, kAny, {{kAny16, kK, kK, 64, 80, 1, 1, 10, kPingpong},
         {.tail = 2, .ranges = 132}}},
@@ -149,6 +149,7 @@ constexpr std::array<Measured, 637> kTable{{
     {2048, 7168, 2048, kBoth, kAny, {{kAny16, kK, kK, 128, 128, 2, 1, 6, kPingpong}, {.max_ctas = 132}}},
     {2048, 7168, 16384, kBoth, kAny, {{kAny16, kK, kK, 128, 144, 1, 1, 5, kPingpong},
         {.tail = 8, .ranges = 128}}},
+    {2048, 7168, 16384, kBoth, kInvariant, {{kAny16, kK, kK, 128, 176, 2, 1, 5, kCooperative}, {}}},
     {4096, 7168, 2048, kBoth, kAny, {{kAny16, kK, kK, 128, 128, 2, 1, 6, kPingpong}, {.max_ctas = 128}}},
     {8192, 7168, 2048, kBoth, kAny, {{kAny16, kK, kK, 128, 256, 2, 1, 4, kCooperative}, {.max_ctas = 128}}},
     {1, 8192, 28672, kBoth, kAny, {{kAny16, kK, kK, 128, 16, 1, 1, 11, kSwapped}, {.split = 2}}},

@@ -12,10 +12,6 @@ namespace {
 constexpr int kWidestTile = 320;  // config.h allows no wider one
 constexpr int kFarthestK = 8;  // K may differ by an eighth
 
-bool is_h200_sxm(const DeviceFacts& facts) {
-  return facts.sm_count == 132 && !std::strcmp(facts.name, "NVIDIA H200");
-}
-
 bool is_for(MeasuredDTypes measured, DType dtype) {
   return measured == MeasuredDTypes::kBoth ||
          (measured == MeasuredDTypes::kOnlyF16) == (dtype == DType::kF16);
@@ -43,6 +39,10 @@ double distance(const Measured& e, const NormalProblem& p) {
 }
 
 }  // namespace
+
+bool is_h200_sxm(const DeviceFacts& facts) {
+  return facts.sm_count == 132 && !std::strcmp(facts.name, "NVIDIA H200");
+}
 
 Choice measured(std::span<const Measured> table, const NormalProblem& p, DType dtype,
                 const DeviceFacts& facts, bool parts) {

@@ -42,6 +42,8 @@ constexpr bool is_table(std::span<const Measured> table) {
          });
 }
 
+bool is_h200_sxm(const DeviceFacts& facts);  // what all of this was measured on
+
 std::span<const Measured> h200_table();
 
 // The entry nearest to a problem, if one lies near enough that its work would be laid out alike: the same

@@ -106,8 +106,9 @@ Status check_types(const Problem& p) {
                    name_of(p.a.dtype), name_of(p.b.dtype));
   if (p.d.dtype != p.a.dtype && p.d.dtype != DType::kF32)
     return failure(Code::kInvalidArgument,
-                   "hopgemm: the result is %s; with %s operands it may be %s or float32", name_of(p.d.dtype),
-                   name_of(p.a.dtype), name_of(p.a.dtype));
+                   "hopgemm: the result (out_dtype) is %s; with %s operands it may be %s or float32. Cast "
+                   "the result instead",
+                   name_of(p.d.dtype), name_of(p.a.dtype), name_of(p.a.dtype));
   const struct {
     const char* name;
     const void* data;

@@ -8,6 +8,7 @@
 #include "host/measured.h"
 #include "host/normal_form.h"
 #include "host/select.h"
+#include "host/slower.h"
 #include "host/status.h"
 #include "host/swap.h"
 #include "host/tail.h"
@@ -25,6 +26,9 @@ Status too_many_blocks(double blocks) {
 Choice select_within(const NormalProblem& p, const Problem& problem, const DeviceFacts& facts) {
   const int limit = sms_to_use(problem, facts);
   Choice whole = measured(h200_table(), p, problem.a.dtype, facts, !problem.batch_invariant);
+  // A kernel without a schedule stands for the usual one there, too, as it does by name.
+  if (whole.instance && whole.schedule == Schedule{})
+    whole.schedule = default_schedule(whole.instance->config, p, facts.sm_count, facts.l2_bytes);
   if (!whole.instance) whole = select(p, problem.a.dtype, facts, facts.sm_count, !problem.batch_invariant);
   if (limit == facts.sm_count || !whole.instance) return whole;
   const Schedule& s = whole.schedule;
@@ -44,45 +48,49 @@ Status choose(const NormalProblem& p, const Problem& problem, const char* config
                    facts.sm_count, facts.max_smem_bytes);
   }
   if (!parse_config(config, choice.instance, choice.schedule))
-    return failure(
-        Code::kInvalidArgument,
-        "hopgemm: config '%.100s' is unknown. Take a name from hopgemm._core.configs(), or \"auto\"", config);
+    return failure(Code::kInvalidArgument,
+                   "hopgemm: config is '%.100s'; it must be the name of a kernel, or \"auto\". Take one from"
+                   " hopgemm.plan(a, b).config",
+                   config);
   const KernelConfig& c = choice.instance->config;
   if (!fits(c, p, problem.a.dtype))
     return failure(Code::kInvalidArgument,
-                   "hopgemm: config '%s' does not fit %s operands of majors %c%c. Take another, or \"auto\"",
+                   "hopgemm: config is '%s'; it does not fit %s operands of majors %c%c. Take another, or"
+                   " \"auto\"",
                    config, name_of(problem.a.dtype), p.a.major == Major::kK ? 'k' : 'm',
                    p.b.major == Major::kK ? 'k' : 'n');
   if (smem_bytes(c) > facts.max_smem_bytes)
     return failure(
         Code::kUnsupportedDevice,
-        "hopgemm: config '%s' needs %d bytes of shared memory, %s gives a CTA %d. Take another, or \"auto\"",
+        "hopgemm: config is '%s' and needs %d bytes of shared memory; %s gives a CTA %d. Take another, or"
+        " \"auto\"",
         config, smem_bytes(c), facts.name, facts.max_smem_bytes);
   const int k_tiles = ceil_div(p.k, kTileK);
   if (!is_valid_split(c, choice.schedule.split, k_tiles))
     return failure(
         Code::kInvalidArgument,
-        "hopgemm: config '%s' splits K %d ways; swapped kernels take 2 or 4, and no more than there"
+        "hopgemm: config is '%s' and splits K %d ways; swapped kernels take 2 or 4, and no more than there"
         " are steps of 64 (%d steps here). Take a smaller split, or \"auto\"",
         config, choice.schedule.split, k_tiles);
   const double blocks = count_blocks(c, p);
   if (!is_valid_tail(c, choice.schedule, blocks, k_tiles))
     return failure(
         Code::kInvalidArgument,
-        "hopgemm: config '%s' cuts the last %d tiles of %.9g into %d ranges; a tail is of a kernel that is "
+        "hopgemm: config is '%s' and cuts the last %d tiles of %.9g into %d ranges; a tail is of a kernel "
+        "that is "
         "not"
         " swapped, of at most %d tiles, ranges and the steps of 64 that it has (%d a tile). Take less, or"
         " \"auto\"",
         config, choice.schedule.tail, blocks, choice.schedule.ranges, kMaxTail, k_tiles);
   if (problem.batch_invariant && parts_k(choice.schedule))
     return failure(Code::kInvalidArgument,
-                   "hopgemm: config '%s' splits K, whose sums then depend on it, which batch_invariant rules"
-                   " out. Take one without +split and +tail",
+                   "hopgemm: config is '%s' and splits K, whose sums then depend on it; batch_invariant rules"
+                   " that out. Take one without +split and +tail",
                    config);
   if (problem.batch_invariant && choice.schedule.k_period)
     return failure(Code::kInvalidArgument,
-                   "hopgemm: config '%s' turns the direction of K by position (+k%d), which batch_invariant"
-                   " rules out. Take one without it",
+                   "hopgemm: config is '%s' and turns the direction of K by position (+k%d);"
+                   " batch_invariant rules that out. Take one without it",
                    config, choice.schedule.k_period);
   if (blocks > kMaxBlocks) return too_many_blocks(blocks);
   if (!std::strchr(config, '+'))
@@ -116,7 +124,8 @@ Status make_plan(const Problem& problem, const char* config, const DeviceFacts& 
                    " Pass fallback=True or set HOPGEMM_FALLBACK=1 for the framework's own product",
                    facts.name, facts.major, facts.minor);
   if (problem.sm_limit < 0)
-    return failure(Code::kInvalidArgument, "hopgemm: sm_limit is %d; it must be 0 (all SMs) or more",
+    return failure(Code::kInvalidArgument,
+                   "hopgemm: sm_limit is %d; it must be 0 (all SMs) or more. Write 0 for all SMs",
                    problem.sm_limit);
   NormalProblem p;
   HOPGEMM_TRY(normalize(problem, p));
@@ -129,6 +138,7 @@ Status make_plan(const Problem& problem, const char* config, const DeviceFacts& 
   plan.pack_a = p.a.pack, plan.pack_b = p.b.pack;
   Choice choice{};
   HOPGEMM_TRY(choose(p, problem, config, facts, choice));
+  plan.slower = is_automatic(config) && problem.sm_limit == 0 && is_slower(p, facts);
   const Config chosen{choice.instance->config, choice.schedule};
   swap_for(chosen.kernel, p);
   const int64_t tiles = int64_t{ceil_div(p.m, chosen.kernel.tile_m)} * ceil_div(p.n, chosen.kernel.tile_n);
@@ -137,12 +147,13 @@ Status make_plan(const Problem& problem, const char* config, const DeviceFacts& 
   const int sm_count = sms_to_use(problem, facts),
             cluster = cluster_size(chosen.kernel, chosen.schedule.split);
   if (sm_count < cluster)
-    return failure(
-        Code::kInvalidArgument,
-        "hopgemm: config '%s' needs clusters of %d SMs, and %d may be used. Take a c1x1 config or \"auto\"",
-        choice.instance->name, cluster, sm_count);
+    return failure(Code::kInvalidArgument,
+                   "hopgemm: config is '%s' and needs clusters of %d SMs; %d may be used. Take a c1x1 config "
+                   "or \"auto\"",
+                   choice.instance->name, cluster, sm_count);
   format_config(*choice.instance, choice.schedule, plan.config);
-  std::memcpy(plan.reason, choice.reason, sizeof plan.reason);
+  std::snprintf(plan.reason, sizeof plan.reason, "%s%s", choice.reason,
+                plan.slower ? "; cuBLAS is faster there" : "");
   plan.majors[0] = as_called(chosen.kernel).a_major == Major::kK ? 'k' : 'm';
   plan.majors[1] = as_called(chosen.kernel).b_major == Major::kK ? 'k' : 'n';
   const int piece =

@@ -163,8 +163,10 @@ int waves_per_launch(const KernelConfig& c, const NormalProblem& p, const Schedu
   const int clusters = (s.max_ctas ? s.max_ctas : sm_count) / cluster_size(c);
   const int rows = c.tile_m * c.cluster_m, columns = c.tile_n * c.cluster_n;  // of a cluster tile
   const int m_blocks = ceil_div(p.m, rows), n_blocks = ceil_div(p.n, columns);
+  // A wave: so many blocks along a strip, and across it, or across several where they are short.
   const int strip = std::min(s.group, n_blocks), length = std::min(ceil_div(clusters, strip), m_blocks);
-  const double shared = (strip > 1 ? length * rows : 0) + (length > 1 ? strip * columns : 0);
+  const int across = std::min(ceil_div(clusters, std::max(length, 1)), n_blocks);
+  const double shared = (across > 1 ? length * rows : 0) + (length > 1 ? across * columns : 0);
   if (shared * double(p.k) * 2 <= 2 * double(l2_bytes)) return 0;
   const int waves = s.max_ctas ? 2 : 4;
   return count_blocks(c, p) > double(waves) * clusters ? waves : 0;

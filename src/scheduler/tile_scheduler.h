@@ -154,7 +154,7 @@ HOPGEMM_HOST_DEVICE constexpr Piece piece_at(const TileGrid& g, int place) {
 }
 
 // CTAs that read the same panels drift apart, wave by wave, until what one has read has left L2 before the
-// next one asks for it (16384^3: 20 to 28 GB from DRAM, 8.6 when none is ahead by a tile). A launch that ends
+// next one asks for it (16384^3: 20 to 28 GB from DRAM, 9 where they do not). A launch that ends
 // after a few waves lines them up again, since the next one waits for all of it.
 HOPGEMM_HOST_DEVICE constexpr int items_per_launch(const TileGrid& g, int waves, int clusters) {
   const int64_t items = int64_t{waves} * clusters;

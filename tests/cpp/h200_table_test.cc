@@ -1,5 +1,5 @@
 // The shipped table of measured winners: each entry is what its own problem gets, in both dtypes, and can
-// run.
+// run; what it gives its neighbours has a name.
 #include <cstring>
 
 #include "check.h"
@@ -32,12 +32,26 @@ bool is_its_own(const Measured& e, DType dtype) {
   Schedule schedule;
   Plan plan, named;
   char reason[sizeof plan.reason], wanted[kMaxConfigName];
-  std::snprintf(reason, sizeof reason, "measured on an H200 SXM at %dx%dx%d", e.m, e.n, e.k);
   if (!make_plan(p, "", {}, plan).ok() || !parse_config(plan.config, instance, schedule)) return false;
+  std::snprintf(reason, sizeof reason, "measured on an H200 SXM at %dx%dx%d%s", e.m, e.n, e.k,
+                plan.slower ? "; cuBLAS is faster there" : "");
   format_config(*instance, e.config.schedule, wanted);
   return instance->config == kernel && !std::strcmp(plan.config, wanted) &&
          !std::strcmp(plan.reason, reason) && make_plan(p, plan.config, {}, named).ok() &&
          !std::strcmp(named.config, plan.config) && !plan.pack_a && !plan.pack_b;
+}
+
+// An entry answers for neighbours, whose usual schedule may be another: what they get has a name that gives
+// the same.
+bool is_itself_by_name(Problem p, int64_t k) {
+  for (Matrix* x : {&p.a, &p.b})
+    for (int64_t* stride : {&x->row_stride, &x->col_stride})
+      if (*stride == (p.k + 7) / 8 * 8) *stride = (k + 7) / 8 * 8;
+  p.k = k;
+  Plan plan, named;
+  return make_plan(p, "", {}, plan).ok() && make_plan(p, plan.config, {}, named).ok() &&
+         !std::strcmp(named.config, plan.config) && named.launches == plan.launches &&
+         named.grid == plan.grid;
 }
 
 void check_entries() {
@@ -46,6 +60,9 @@ void check_entries() {
     for (DType dtype : {DType::kBF16, DType::kF16}) {
       if (e.dtypes == (dtype == DType::kF16 ? MeasuredDTypes::kOnlyBF16 : MeasuredDTypes::kOnlyF16)) continue;
       if (!CHECK(is_its_own(e, dtype))) std::printf("  %dx%dx%d, %s\n", e.m, e.n, e.k, name_of(dtype));
+      for (int64_t k : {e.k - e.k / 8, e.k + e.k / 8})
+        if (!CHECK(is_itself_by_name(problem_of(e, dtype), k)))
+          std::printf("  %dx%dx%d, %s\n", e.m, e.n, static_cast<int>(k), name_of(dtype));
     }
 }
 

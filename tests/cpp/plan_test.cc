@@ -228,7 +228,7 @@ void check_refusals() {
   p = row_major(8, 8, 8), p.a.dtype = p.b.dtype = DType::kF32;
   refuse(p, {"a is float32", "Cast"});
   p = row_major(8, 8, 8), p.d.dtype = DType::kF16;
-  refuse(p, {"result is float16", "bfloat16 or float32"});
+  refuse(p, {"is float16", "bfloat16 or float32"});
   p = with_c(row_major(8, 8, 8), {at(3), DType::kF16, 8, 1, {}});
   refuse(p, {"c is float16", "Cast"});
   p = row_major(8, 8, 8), p.bias = {at(3), DType::kF16, 1, {}};
@@ -298,10 +298,10 @@ void check_names() {
         "+waves1x", "+tail3",        "+tail3x", "+tailx3", "+tail0x1", "+tail1x0", "+tail1+m8x1",
         "+ctas0",   "+split",        "+split0", "+splitx", "+af+",     "+cf",      "+a",
         "+ax",      "++m8",          "x",       "_",       " "})
-    refuse(row_major(64, 64, 64), {"is unknown", "\"auto\""}, (good + suffix).c_str());
+    refuse(row_major(64, 64, 64), {"the name of a kernel", "\"auto\""}, (good + suffix).c_str());
   for (const std::string& name :
        {std::string("no"), good.substr(0, 20), good + std::string(500, '+'), good + std::string(4000, 'x')})
-    refuse(row_major(64, 64, 64), {"is unknown"}, name.c_str());
+    refuse(row_major(64, 64, 64), {"the name of a kernel"}, name.c_str());
   refuse(row_major(64, 64, 64), {"does not fit", "bfloat16", "kn"}, "bf16_kk_128x128x64_c1x1_s6_pingpong");
   refuse(row_major(64, 64, 64), {"does not fit"}, "f16_kn_128x128x64_c1x1_s6_pingpong");
 }
@@ -314,7 +314,8 @@ void check_launches() {
     int launches;
   } const kSizes[] = {{16384, 16384, 16384, 16}, {8192, 8192, 28672, 8}, {4096, 7168, 16384, 4},
                       {12288, 12288, 12288, 1},  {8192, 8192, 8192, 1},  {2048, 8192, 14336, 1},
-                      {512, 8192, 28672, 1},     {65536, 64, 65536, 1},  {64, 65536, 65536, 1}};
+                      {512, 8192, 28672, 1},     {65536, 64, 65536, 1},  {64, 65536, 65536, 1},
+                      {1024, 65536, 16384, 8}};
   const char* const kName = "bf16_kk_128x256x64_c2x1_s4_coop";
   for (const auto& [m, n, k, launches] : kSizes) {
     Problem p = row_major(m, n, k);
@@ -323,7 +324,15 @@ void check_launches() {
     CHECK(plan.launches == launches && !!std::strstr(plan.config, "+waves") == (launches > 1));
     CHECK(plan_of(p, plan.config).launches == launches);
     CHECK(plan_of(p, (std::string(kName) + "+ctas128").c_str()).launches == 1);
+    CHECK(plan_of(p, (std::string(kName) + "+tail1x2").c_str()).launches == 1);
   }
+  for (int64_t k = 64 * 256; k <= 64 * 1024; k += 64 * 128)  // chosen: a tail or launches, not both
+    for (int64_t m : {1024, 1500, 2048, 4096}) {
+      Problem p = row_major(m, 4224, k);
+      p.b.row_stride = 1, p.b.col_stride = k;
+      const Plan plan = plan_of(p);
+      CHECK(!(std::strstr(plan.config, "+tail") && plan.launches > 1));
+    }
   Problem p = row_major(4096, 7168, 16384);
   p.b.row_stride = 1, p.b.col_stride = p.k;
   DeviceFacts facts;

@@ -193,7 +193,7 @@ def test_info():
     assert info["xla_ffi"]["hopgemm"] == [0, 3]
     environment = info["environment"]
     assert environment["HOPGEMM_FALLBACK"] == {"value": "1", "problem": None}
-    assert "HOPGEMM_SM_LIMIT='lots'" in environment["HOPGEMM_SM_LIMIT"]["problem"]
+    assert "HOPGEMM_SM_LIMIT is 'lots'" in environment["HOPGEMM_SM_LIMIT"]["problem"]
     assert environment["HOPGEMM_BATCH_INVARIANT"] == {"value": None, "problem": None}
     assert "not a variable" in environment["HOPGEMM_NOTHING"]["problem"]
     for part in ("hopgemm", "hopgemm._core"):

@@ -54,11 +54,12 @@ def test_a_tail(tail):
     assert same_bits(found.product, product(a, b) + 2 * c.astype(np.float32))
 
 
-@pytest.mark.parametrize("schedule", ["+waves1", "+waves2", "+waves1+tail3x20"])
+@pytest.mark.parametrize("schedule", ["+waves1", "+waves2", "+k2+waves1", "+waves1+tail3x20"])
 def test_several_launches(schedule):
     a, b, c = integers(0, (300, 577)), integers(1, (577, 200)), integers(2, (300, 200))
+    in_one = schedule.replace("+waves1", "").replace("+waves2", "")
     one, several = (
-        _emulate.emulate(a, b, c=c, beta=2.0, config=SMALL + x, sm_count=2) for x in ("", schedule)
+        _emulate.emulate(a, b, c=c, beta=2.0, config=SMALL + x, sm_count=2) for x in (in_one, schedule)
     )
     assert several.config == SMALL + schedule
     assert same_bits(several.product, product(a, b) + 2 * c.astype(np.float32))
@@ -68,6 +69,19 @@ def test_several_launches(schedule):
     steps = [e.step for e in several.events]
     assert steps == sorted(steps) and steps[-1] <= several.steps
     assert loads[0] != loads[1]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "bf16_kn_128x256x64_c2x1_s4_coop+waves1",
+        "bf16_kn_16x128x64_c1x1_s11_swap+waves1+split2",
+        "bf16_kn_16x128x64_c1x2_s11_swap+waves1",
+    ],
+)
+def test_several_launches_of_other_kernels(config):
+    a, b = integers(0, (520, 200)), integers(1, (200, 304))
+    assert same_bits(_emulate.emulate(a, b, config=config, sm_count=4, log=False).product, product(a, b))
 
 
 def test_batches_broadcast():
@@ -106,7 +120,7 @@ def test_a_named_config_and_its_log():
         ),
         ({"a": integers(0, (8, 9))}, ValueError, r"a is \(8, 9\), b is \(8, 8\)"),
         ({"a": integers(0, 8)}, ValueError, r"a is \(8,\)"),
-        ({"config": "fast"}, ValueError, "config 'fast' is unknown"),
+        ({"config": "fast"}, ValueError, "config is 'fast'"),
         ({"config": SMALL.replace("bf16", "f16")}, ValueError, "does not fit bfloat16"),
         ({"sm_count": 0}, ValueError, "sm_count is 0"),
         ({"alpha": 0.0}, ValueError, "no product is computed"),

@@ -169,7 +169,7 @@ def test_environment_switch(monkeypatch, text, value):
 )
 def test_environment_mistakes_name_the_variable(monkeypatch, name, text):
     monkeypatch.setenv(name, text)
-    with pytest.raises(ValueError, match=f"{name}='{text}'.*unset it"):
+    with pytest.raises(ValueError, match=f"{name} is '{text}'; must be .*unset it"):
         current()
 
 

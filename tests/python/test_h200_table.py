@@ -4,6 +4,7 @@ import importlib
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+import hopgemm
 from hopgemm import _core, _tune_race
+from hopgemm._bench_results import load
 from hopgemm._cache import Key, Tuned
 from hopgemm._shapes import SUITES
 
@@ -19,8 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 if not (ROOT / "benchmarks/make_table.py").exists():
     pytest.skip("benchmarks/ is not beside the tests", allow_module_level=True)
 sys.path.insert(0, str(ROOT / "benchmarks"))
-make_table, tune_table, tune_worker = map(
-    importlib.import_module, ("make_table", "tune_table", "tune_worker")
+make_slower, make_table, tune_table, tune_worker = map(
+    importlib.import_module, ("make_slower", "make_table", "tune_table", "tune_worker")
 )
 sys.path.pop(0)
 
@@ -52,6 +55,37 @@ def test_the_committed_table_is_what_its_results_give():
     assert make_table.render(table, [x.name for x in sources]) == make_table.OUTPUT.read_text()
 
 
+def test_the_committed_list_of_what_cublas_does_faster_is_what_its_results_give():
+    text = make_slower.OUTPUT.read_text()
+    sources = [ROOT / "benchmarks/results" / name for name in re.findall(r"\S+\.json", text)]
+    if not all(x.exists() for x in sources):
+        pytest.skip("no results beside the tests")
+    found = make_slower.slower(record for x in sources for record in load(x)["records"])
+    assert found and make_slower.render(found, [x.name for x in sources]) == text
+    for (m, n, k), majors, _ in found:
+        said = "; cuBLAS is faster there"
+        assert hopgemm.plan(m=m, n=n, k=k, majors=majors).reason.endswith(said)
+        for others in ({"n": n + 8}, {"sm_limit": 131}, {"batch": (2,)}, {"out_dtype": "float32"}):
+            sizes = {"m": m, "n": n, "k": k, "majors": majors, **others}
+            assert said not in hopgemm.plan(**sizes).reason
+
+
+def test_what_is_slower_in_the_mean_of_the_kernel_of_today():
+    config = hopgemm.plan(m=4096, n=4096, k=4096).config
+    usual = {"contender": "hopgemm", "requested": "", "error": None, "dtype": "bf16", "layout": "kk"}
+    usual |= {"shape": "4096x4096x4096", "config": config}
+
+    def found(*records):
+        return [x[:2] for x in make_slower.slower([{**usual, **x} for x in records])]
+
+    slow, fast = {"ratio_to_cublas": 0.97}, {"ratio_to_cublas": 0.999}
+    assert found(slow, fast) == [((4096, 4096, 4096), "kk")]
+    assert not found(slow, fast, fast, fast) and not found(fast)
+    other = {"config": "bf16_kk_64x64x64_c1x1_s12_pingpong"}
+    for changed in (other, {"dtype": "fp16"}, {"layout": "training-kn"}, {"contender": "cublas"}):
+        assert not found(slow | changed)
+
+
 def test_every_shipped_entry_answers_and_can_run():
     table = make_table.entries(make_table.records_of(make_table.shipped()))
     if not table:
@@ -62,7 +96,8 @@ def test_every_shipped_entry_answers_and_can_run():
                 key = Key(dtype, dtype, entry.majors, entry.m, entry.n, entry.k, 1, 1, 132, entry.invariant)
                 plan = _tune_race.plan_of(key, GPU["name"], tuned=False)
                 assert plan["config"] == f"{short}_{entry.config}"
-                assert plan["reason"] == f"measured on an H200 SXM at {entry.m}x{entry.n}x{entry.k}"
+                reason = plan["reason"].removesuffix("; cuBLAS is faster there")
+                assert reason == f"measured on an H200 SXM at {entry.m}x{entry.n}x{entry.k}"
 
 
 def test_rows():

@@ -3,6 +3,7 @@ CTA of a cluster may end while its peers still work. Every kernel, in CUDA graph
 """
 
 import contextlib
+import json
 import math
 
 import pytest
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.gpu
 
 
 def configs(layout, a, b):
-    """Every kernel for these bf16 operands, with each way to part its K."""
+    """Every kernel for these bf16 operands, with each way to part its K, and in several launches."""
     for name in _core.configs():
         if not name.startswith(f"bf16_{layout}_"):
             continue
@@ -26,7 +27,9 @@ def configs(layout, a, b):
         tiles = plan(a, b, config=name).tiles
         parts = [f"+tail{tiles}x{2 * tiles}", f"+tail1x{math.ceil(a.shape[1] / 64)}"]
         if name.endswith("_swap"):
-            parts = ["+split2", "+split4"]
+            parts = ["+split2", "+split4", "+ctas4+waves1+split2"]
+        else:
+            parts += ["+ctas2+waves1", f"+ctas2+waves2+tail1x{math.ceil(a.shape[1] / 64)}"]
         for part in parts:
             with contextlib.suppress(ValueError):  # fewer steps of K, or CTAs of a cluster, than it wants
                 plan(a, b, config=name + part)
@@ -75,6 +78,23 @@ def operands(layout, x, permute):
         return permute.t().contiguous().t(), x
     columns = permute.t()  # x @ columns
     return x, columns if layout == "kk" else columns.contiguous()
+
+
+@pytest.mark.parametrize("config", [None, "bf16_kk_128x256x64_c2x1_s4_coop+ctas64+waves3"])
+def test_as_many_launches_as_planned(tmp_path, config):
+    a, b = integers(4096, 16384, device="cuda"), integers(7168, 16384, device="cuda").t()
+    planned = plan(a, b, config=config)
+    assert planned.launches == (4 if config is None else 5)
+    d = matmul(a, b, config=config)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        matmul(a, b, out=d, config=config)
+        torch.cuda.synchronize()
+    profile.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    grids = [e["args"]["grid"] for e in events if e.get("cat") == "kernel" and "hopgemm" in e["name"]]
+    assert grids == [[planned.grid, 1, 1]] * planned.launches
+    rows = torch.arange(0, 4096, 61, device="cuda")
+    assert_same(d[rows], (a[rows].float() @ b.float()).bfloat16(), planned.config)
 
 
 @pytest.mark.parametrize("layout", ["kk", "kn", "mk", "mn"])

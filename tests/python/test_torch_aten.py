@@ -89,6 +89,14 @@ def test_what_is_left_to_cublas(restored):
         assert_same(torch.mm(a.float(), b.float()), want_32)
         assert not torch.mm(a[:, :0], b[:0]).any()
     assert o.left == {"layout": 2, "dtype": 1, "empty": 1} and not o.taken, o
+    x, y = integers(1000, 1000), integers(1000, 1000)
+    with override() as o:
+        torch.mm(x.T, y.T)
+        torch.mm(x, y)
+    assert o.left == {"slower": 1} and o.taken == {"mm": 1}, o
+    with override(batch_invariant=True) as o:
+        torch.mm(x.T, y.T)
+    assert o.taken == {"mm": 1}
 
 
 @pytest.mark.gpu
