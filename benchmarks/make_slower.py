@@ -2,9 +2,9 @@
 
     python benchmarks/make_slower.py RESULTS.json... [-o src/host/h200_slower.cc]
 
-`hopgemm.torch.override()` leaves these to it. RESULTS are files of the benchmarks; what is slower than MOST
-in the geometric mean of them is listed: less is within what runs differ by. Records of a kernel that is no
-longer chosen do not count.
+`hopgemm.torch.override()` leaves these to it. RESULTS are files of the benchmarks; listed is what is slower
+than MOST in the geometric mean of RUNS of them or more: less is within what runs differ by. Records of a
+kernel that is no longer chosen do not count.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hopgemm import plan
+from make_table import GPU, SM_COUNT
+
 from hopgemm._bench_case import TRAINING_LAYOUTS
 from hopgemm._bench_results import load
+from hopgemm._cache import Key
 from hopgemm._shapes import Shape, parse_shape
+from hopgemm._tune_race import plan_of
 
 OUTPUT = Path(__file__).parent.parent / "src/host/h200_slower.cc"
-MOST = 0.985  # of cuBLAS's speed
+MOST, RUNS = 0.98, 2  # of cuBLAS's speed
 
 _MAJOR = {"k": "kK", "m": "kMN", "n": "kMN"}
 _FILE = """\
@@ -48,13 +51,14 @@ def slower(records: Iterable[dict[str, Any]]) -> list[tuple[Shape, str, float]]:
     """(M, N, K), majors and the mean ratio to cuBLAS of each product that is slower than MOST."""
     ratios = defaultdict(list)
     for record in records:
-        usual = (record["contender"], record["requested"], record["error"]) == ("hopgemm", "", None)
-        if not usual or record["dtype"] != "bf16" or record["layout"] in TRAINING_LAYOUTS:
+        is_usual = (record["contender"], record["requested"], record["correct"]) == ("hopgemm", "", True)
+        if not is_usual or record["dtype"] != "bf16" or record["layout"] in TRAINING_LAYOUTS:
             continue
-        (m, n, k), majors = parse_shape(record["shape"]), record["layout"]
-        if record["config"] == plan(m=m, n=n, k=k, majors=majors).config:
-            ratios[(m, n, k), majors].append(math.log(record["ratio_to_cublas"]))
-    means = ((*product, math.exp(sum(x) / len(x))) for product, x in ratios.items())
+        shape, majors = parse_shape(record["shape"]), record["layout"]
+        key = Key("bfloat16", "bfloat16", majors, *shape, 1, 1, SM_COUNT, False)
+        if record["config"] == plan_of(key, GPU, tuned=False)["config"]:
+            ratios[shape, majors].append(math.log(record["ratio_to_cublas"]))
+    means = ((*product, math.exp(sum(x) / len(x))) for product, x in ratios.items() if len(x) >= RUNS)
     return sorted(x for x in means if x[2] < MOST)
 
 

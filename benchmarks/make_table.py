@@ -93,9 +93,10 @@ def entries(records: Iterable[dict[str, Any]]) -> list[Entry]:
             continue
         product = tuple(record[name] for name in ("majors", "n", "m", "k"))
         of_dtype = winners.setdefault(product, {}).setdefault(record["dtype"], {})
-        if not record["batch_invariant"]:
+        choice, use = _choice(record), record["batch_invariant"]
+        if not use and choice != of_dtype.get(False):
             of_dtype.clear()  # an older winner's batch-invariant companion goes with it
-        of_dtype[record["batch_invariant"]] = _choice(record)
+        of_dtype[use] = choice
     found = []
     for product, by_dtype in winners.items():
         rows = {dtype: _uses(choices) for dtype, choices in by_dtype.items()}

@@ -157,12 +157,14 @@ BOTH: list[tuple[str, str, str | tuple[str, str]]] = [
 ONE: dict[str, list[tuple[str, str, str | None]]] = {
     "PyTorch": [
         ("a", "matmul(sparse_a, b)", "matmul(sparse_a.to_dense(), b)"),
+        ("a", "matmul(nested_a, b)", "matmul(torch.nested.to_padded_tensor(nested_a, 0).flatten(0, 1), b)"),
         ("a, b", "matmul(batch_of_7_dimensions, b)", "matmul(batch_of_7_dimensions.flatten(0, -3), b)"),
         ("b", "matmul(a, meta_b)", None),
         ("out", "matmul(a, b, out=1)", "matmul(a, b, out=a.new_empty((32, 48)))"),
         ("out", "matmul(a, b, out=a)", "matmul(a, b, out=a.new_empty((32, 48)))"),
         ("out", "matmul(a, b, out=c, out_dtype=float32)", "matmul(a, b, out=c)"),
         ("out", "matmul(a, b, out=meta_c)", None),
+        ("out", "matmul(a, b, out=negated_c)", "matmul(a, b, out=c)"),
         ("out", "matmul(a, b, out=one_row_repeated)", "matmul(a, b, out=one_row_repeated.clone())"),
         ("out", "matmul(square, square, out=square)", "matmul(square, square, out=square.clone())"),
         (
@@ -304,6 +306,8 @@ def names_of(framework: str) -> dict[str, Any]:
         "float16": torch.float16,
         "float32": torch.float32,
         "sparse_a": tensors["a"].to_sparse(),
+        "nested_a": torch.nested.nested_tensor(list(tensors["a"].split(16))),
+        "negated_c": torch._neg_view(tensors["c"]),
         "batch_of_7_dimensions": torch.ones(1, 1, 1, 1, 1, 1, 2, 32, 64, dtype=torch.bfloat16),
         "meta_b": tensors["b"].to("meta"),
         "meta_c": tensors["c"].to("meta"),

@@ -59,8 +59,9 @@ on_enter: list[Callable[[Settings], AbstractContextManager[Any]]] = []
 def shown(value: Any) -> str:
     """A wrong value as messages show it: itself where it is a word or a number, else its type."""
     kind = type(value).__name__
-    plain = value is None or isinstance(value, (int, float, complex, str))
-    return f"{value!r:.60} ({kind})" if plain else f"a {kind}"
+    is_scalar = type(value).__module__ == "numpy" and getattr(value, "shape", None) == ()
+    is_plain = value is None or is_scalar or isinstance(value, (int, float, complex, str))
+    return f"{value!r:.60} ({kind})" if is_plain else f"a {kind}"
 
 
 def as_limit(n: int) -> int:
@@ -187,7 +188,7 @@ def sm_limit(n: int) -> AbstractContextManager[None]:
             f"hopgemm.sm_limit: n is {shown(n)}; must be an integer, 0 for all SMs. Convert it with int()"
         )
     if operator.index(n) < 0:
-        raise ValueError(f"hopgemm.sm_limit: n is {n}; must be 0 (all SMs) or more. Write 0 for all SMs")
+        raise ValueError(f"hopgemm.sm_limit: n is {n}; must be 0 (all SMs) or more. Write 0, or leave it out")
     return _Setting(sm_limit=as_limit(n))
 
 

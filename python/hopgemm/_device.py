@@ -37,7 +37,8 @@ def device_index(device: Any) -> int:
 
 def device_info(device: Any = 0) -> dict[str, Any]:
     """Facts of a visible GPU: `name`, `compute_capability` as (major, minor), `sm_count`, `max_smem_bytes`,
-    `l2_bytes`, `memory_bytes`, `driver_version` (13000 is CUDA 13.0).
+    `l2_bytes`, `dram_bytes_per_cycle` (of its highest clock), `memory_bytes`, `driver_version` (13000 is
+    CUDA 13.0).
 
     RuntimeError where there is no driver or no such GPU.
     """

@@ -133,7 +133,7 @@ def _with_sharding(face: Callable[..., Any], framework: str | None, out_sharding
     if framework == "torch":
         raise TypeError(
             f"hopgemm.matmul: out_sharding is {_context.shown(out_sharding)} and a is a torch.Tensor; it is "
-            "for JAX arrays alone. Leave it away: the placements of DTensors say how the result lies"
+            "for JAX arrays alone. Leave it out: the placements of DTensors say how the result lies"
         )
     return lambda *args, **options: face(*args, out_sharding=out_sharding, **options)
 
@@ -172,14 +172,16 @@ def _jax_matmul(a: Any) -> Callable[..., Any]:
     if late and isinstance(a, sys.modules["jax"].core.Tracer):
         raise RuntimeError(
             "hopgemm.matmul: jax was imported inside a hopgemm settings block, and this trace began there; "
-            "hopgemm.jax must put the settings into jit's cache key before. Import jax before the block"
+            "hopgemm.jax puts the settings into jit's cache key when it is imported. Import jax before the"
+            " block"
         )
     return jax_face.matmul
 
 
 def _refusal(a: Any, b: Any) -> str:
     ways = {
-        "numpy": "Convert NumPy arrays with torch.from_numpy or jax.numpy.asarray, to bfloat16 or float16",
+        "numpy": "Convert NumPy arrays with torch.from_numpy or jax.numpy.asarray, then cast to bfloat16 or "
+        "float16",
         "builtins": "Make a tensor of it with torch.tensor or jax.numpy.array, in bfloat16 or float16",
     }
     mixed = framework_of(a) is not None and framework_of(b) is not None

@@ -30,7 +30,7 @@ def options(
             )
         if sm_limit < 0:
             raise ValueError(
-                f"hopgemm.jax: sm_limit is {sm_limit}; must be 0 (all SMs) or more. Write 0 for all SMs"
+                f"hopgemm.jax: sm_limit is {sm_limit}; must be 0 (all SMs) or more. Write 0, or leave it out"
             )
     for name, flag in (("batch_invariant", batch_invariant), ("fallback", fallback)):
         if flag is not None and not isinstance(flag, bool):
@@ -81,25 +81,29 @@ def check_operands(a: Any, b: Any) -> None:
             raise ValueError(f"{_found(a, b)}; {rule}. Insert one of size 1, as a[:, None] does")
 
 
+def _instead(name: str) -> str:
+    """What does as much as a number that cannot be passed."""
+    return "Pass beta=1 and multiply c" if name == "beta" else "Leave it out and multiply the result"
+
+
 def number(name: str, value: Any) -> float:
     if isinstance(value, jax.core.Tracer):
         raise TypeError(
             f"hopgemm.jax.matmul: {name} is traced; it must be a Python number, since it is compiled into "
-            f"the call. Multiply {'c' if name == 'beta' else 'the result'} instead, or mark it static"
+            f"the call. {_instead(name)}, or mark it static"
         )
     try:
         result: float = value.__float__()  # float() would also read text
     except (AttributeError, TypeError, ValueError):
         raise TypeError(
             f"hopgemm.jax.matmul: {name} is {_context.shown(value)}; must be a number. "
-            "Convert it with float(), or leave it away and multiply "
-            + ("c" if name == "beta" else "the result")
+            f"Convert it with float(). {_instead(name)}"
         ) from None
     size = abs(result)
     if 0 < size < _FLOAT32_TINY or _FLOAT32_MAX < size != math.inf:
         raise ValueError(
             f"hopgemm.jax.matmul: {name} is {value}; must be 0 or between 1.5e-45 and 3.4e38 in size, as "
-            "float32 holds. Scale an operand, or the result"
+            f"float32 holds. {'Scale c' if name == 'beta' else 'Scale an operand, or the result'}"
         )
     return result
 

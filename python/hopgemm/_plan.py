@@ -25,7 +25,7 @@ _PATHS = {
 _NUMBER: tuple[Any, str, str] = (
     (SupportsFloat, SupportsIndex),
     "a number",
-    "Convert it with float(), or leave it away",
+    "Convert it with float(), or leave it out",
 )
 _OPTIONS: dict[str, tuple[Any, str, str]] = {
     "alpha": _NUMBER,
@@ -141,7 +141,7 @@ def plan(
         given = [name for name, x in zip("abmnk", (a, b, m, n, k), strict=True) if x is not None]
         raise TypeError(
             f"hopgemm.plan: the arguments are {', '.join(given)}; must be two operands, or m=, n= and k=, "
-            "not a mixture. Give what is missing, or leave the others away"
+            "not a mixture. Give what is missing, or leave the others out"
         )
     else:
         left, right = _from_operand("a", a), _from_operand("b", b)
@@ -180,7 +180,7 @@ def _explain_types(**options: Any) -> None:
     for name, value in options.items():
         kind, rule, way = _OPTIONS[name]
         if not isinstance(value, kind):
-            raise TypeError(f"hopgemm.plan: {name} is {shown(value)}; must be {rule}. {way}")
+            raise TypeError(f"hopgemm.plan: {name} is {shown(value)}; must be {rule}. {way}") from None
 
 
 def operands(a: Any, b: Any, out: Any = None, out_dtype: Any = None) -> tuple[list[Any], dict[str, Any]]:
@@ -319,7 +319,7 @@ def _result(out: Any, a: _Operand, b: _Operand, batch: list[int], m: int, n: int
     if result.shape != shape:
         raise ValueError(
             f"hopgemm.plan: out is {tuple(result.shape)}; must be the product's shape, {tuple(shape)}. "
-            "Leave it away, or give one of that shape"
+            "Leave it out, or give one of that shape"
         )
     if a.is_vector:
         result.strides.insert(len(batch), n)

@@ -31,25 +31,26 @@ def check_types(a: Any, b: Any, c: Any, bias: Any, alpha: Any, beta: Any) -> Non
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         raise TypeError(
             f"hopgemm.matmul: a is a {type(a).__name__} and b is a {type(b).__name__}; "
-            "both must be torch.Tensor. Convert them with torch.as_tensor, to bfloat16 or float16"
+            "both must be torch.Tensor. Convert them with torch.as_tensor, then cast to bfloat16 or float16"
         )
     for name, t in (("c", c), ("bias", bias)):
         if t is not None and not isinstance(t, torch.Tensor):
             raise TypeError(
                 f"hopgemm.matmul: {name} is {shown(t)}; it must be a torch.Tensor or None. "
-                f"Convert it with torch.as_tensor({name}, device=a.device)"
+                f"Convert it with torch.as_tensor({name}, dtype=a.dtype, device=a.device)"
             )
     for name, number in (("alpha", alpha), ("beta", beta)):
         if not isinstance(number, (int, float)):
             raise TypeError(
                 f"hopgemm.matmul: {name} is {shown(number)}; it must be a Python number. "
-                "Convert it with float(), or leave it away and multiply "
-                + ("c" if name == "beta" else "the result")
+                "Convert it with float(), or "
+                + ("pass beta=1 and multiply c" if name == "beta" else "leave it out and multiply the result")
             )
         check_range(name, number)
     if c is None and beta != 0:
         raise ValueError(f"hopgemm.matmul: beta is {beta} but c is None; beta needs c. Pass c, or beta=0")
     if bias is not None and bias.dim() != 1:
+        check_dense("bias", bias)
         raise ValueError(
             f"hopgemm.matmul: bias is {describe(bias)}; it must have one dimension, of N values. "
             "Flatten it with .reshape(-1), or pass it as c with beta=1"
@@ -62,7 +63,7 @@ def check_range(name: str, number: float) -> None:
     if 0 < size < _FLOAT32_TINY or _FLOAT32_MAX < size != math.inf:
         raise ValueError(
             f"hopgemm.matmul: {name} is {number}; it must be 0 or between 1.5e-45 and 3.4e38 in size, as "
-            "float32 holds. Scale an operand, or the result"
+            f"float32 holds. {'Scale c' if name == 'beta' else 'Scale an operand, or the result'}"
         )
 
 
@@ -118,7 +119,7 @@ def check_sm_limit(sm_limit: Any, function: str = "matmul") -> int:
     if sm_limit < 0:
         raise ValueError(
             f"hopgemm.{function}: sm_limit is {sm_limit}; it must be 0 (all SMs) or positive. "
-            "Write 0 for all SMs"
+            "Write 0, or leave it out"
         )
     return as_limit(sm_limit)
 
@@ -134,6 +135,9 @@ def check_tensors(
 
     Raises TypeError for dtypes, devices and layouts, ValueError for shapes.
     """
+    tensors: dict[str, torch.Tensor | None] = {"a": a, "b": b, "c": c, "bias": bias}
+    for name, t in tensors.items():
+        check_dense(name, t)
     for name, operand in (("a", a), ("b", b)):
         if operand.dtype not in OPERAND_DTYPES:
             raise TypeError(
@@ -147,14 +151,9 @@ def check_tensors(
             f"hopgemm.matmul: out_dtype is {out_dtype}; "
             f"supported beside {a.dtype} operands: {a.dtype}, torch.float32. Cast the result with .to()"
         )
-    tensors: dict[str, torch.Tensor | None] = {"a": a, "b": b, "c": c, "bias": bias}
     for name, t in tensors.items():
         if t is None:
             continue
-        if t.layout != torch.strided:
-            raise TypeError(
-                f"hopgemm.matmul: {name} has layout {t.layout}; it must be dense. Convert it with .to_dense()"
-            )
         if t.device != a.device:
             pair = _pair("a", a, name, t)
             raise TypeError(f"hopgemm.matmul: {pair}; all must be on one device. Move one with .to()")
@@ -164,6 +163,21 @@ def check_tensors(
                 f"it needs a's dtype, {a.dtype}, or torch.float32. Cast it with .to()"
             )
     return _result_shape(a, b, c, bias)
+
+
+def check_dense(name: str, t: torch.Tensor | None) -> None:
+    """TypeError for a tensor whose elements do not lie at its strides."""
+    if t is None:
+        return
+    if t.layout != torch.strided:
+        raise TypeError(
+            f"hopgemm.matmul: {name} has layout {t.layout}; it must be dense. Convert it with .to_dense()"
+        )
+    if t.is_nested:
+        raise TypeError(
+            f"hopgemm.matmul: {name} is a nested tensor; it must be dense. Convert it with "
+            "torch.nested.to_padded_tensor()"
+        )
 
 
 def check_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -235,7 +249,7 @@ def check_out_shape(out: torch.Tensor, shape: tuple[int, ...], a: torch.Tensor) 
     if tuple(out.shape) != shape:
         raise ValueError(
             f"hopgemm.matmul: out is {describe(out)}; it must have the result's shape, {tuple(shape)}. "
-            "Make it with a.new_empty(shape), or leave it away"
+            "Make it with a.new_empty(shape), or leave it out"
         )
     if out.device != a.device:
         pair = _pair("a", a, "out", out)
@@ -251,6 +265,7 @@ def check_out(
     bias: torch.Tensor | None,
 ) -> None:
     """Refuses an `out` of another shape or device, or in memory that is read; `c` may be `out` itself."""
+    check_values("out", out)
     check_out_shape(out, shape, a)
     if type(out) is not torch.Tensor:
         _refuse_dtensor(out)
@@ -278,6 +293,16 @@ def _refuse_dtensor(out: torch.Tensor) -> None:
         )
 
 
+def check_values(name: str, t: torch.Tensor) -> None:
+    """TypeError for a tensor that does not hold what it is written, element by element."""
+    check_dense(name, t)
+    if not torch.compiler.is_compiling() and t.is_neg():
+        raise TypeError(
+            f"hopgemm.matmul: {name} is a negated view; it must hold its own values. Write to a tensor of "
+            "its own, and negate that"
+        )
+
+
 def is_same_view(x: torch.Tensor, y: torch.Tensor) -> bool:
     """Are these the same elements, in the same order?"""
     return x is y or (
@@ -285,6 +310,7 @@ def is_same_view(x: torch.Tensor, y: torch.Tensor) -> bool:
         and x.shape == y.shape
         and x.stride() == y.stride()
         and x.dtype == y.dtype
+        and x.is_neg() == y.is_neg()
     )
 
 

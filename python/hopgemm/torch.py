@@ -226,12 +226,14 @@ def _check_out(
     if not isinstance(out, torch.Tensor):
         raise TypeError(
             f"hopgemm.matmul: out is {_shown(out)}; it must be a torch.Tensor or None. "
-            "Make it with a.new_empty(shape), or leave it away"
+            "Make it with a.new_empty(shape), or leave it out"
         )
+    _torch_checks.check_values("out", out)
+    _torch_checks.check_dense("c", c)
     if out_dtype is not None and out_dtype != out.dtype:
         raise TypeError(
             f"hopgemm.matmul: out is {out.dtype} but out_dtype is {out_dtype}; both must be one dtype. "
-            "Leave out_dtype away"
+            "Leave out_dtype out"
         )
     if _is_grad_enabled() and (
         out.requires_grad

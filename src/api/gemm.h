@@ -82,6 +82,7 @@ struct DeviceFacts {
   int sm_count = 132;
   int max_smem_bytes = 232448;  // shared memory one CTA may have
   int64_t l2_bytes = 62914560;
+  int dram_bytes_per_cycle = 2500;  // what the memory's pins carry in a cycle of the SMs' highest clock
   int64_t memory_bytes = 0;
   int driver_version = 0;  // 13000: CUDA 13.0; 0: none
 };
@@ -108,8 +109,7 @@ struct Plan {
   int grid = 0;  // CTAs (before the device's limit of resident clusters)
   double waves = 0;  // tiles / CTAs
   int launches = 1;  // of the kernel, one after the other (as `grid`: more where fewer clusters are resident)
-  bool slower =
-      false;  // cuBLAS was measured to be faster (host/slower.h); never of a config asked for by name
+  bool slower = false;  // than cuBLAS was measured to be (host/slower.h); never of a config asked for by name
   int64_t workspace_bytes = 0;  // device memory that gemm() needs, 16-byte aligned
   int64_t sums_bytes = 0;  // of the workspace, for the sums of a tail's parts
   double flops = 0;  // 2 m n k, all batches

@@ -69,6 +69,7 @@ nb::dict facts_dict(const hopgemm::DeviceFacts& f) {
   d["sm_count"] = f.sm_count;
   d["max_smem_bytes"] = f.max_smem_bytes;
   d["l2_bytes"] = f.l2_bytes;
+  d["dram_bytes_per_cycle"] = f.dram_bytes_per_cycle;
   d["memory_bytes"] = f.memory_bytes;
   d["driver_version"] = f.driver_version;
   return d;
@@ -80,6 +81,7 @@ void replace_facts(hopgemm::DeviceFacts& f, const nb::dict& facts) {
     if (name == "sm_count") f.sm_count = nb::cast<int>(value);
     else if (name == "max_smem_bytes") f.max_smem_bytes = nb::cast<int>(value);
     else if (name == "l2_bytes") f.l2_bytes = nb::cast<int64_t>(value);
+    else if (name == "dram_bytes_per_cycle") f.dram_bytes_per_cycle = nb::cast<int>(value);
     else if (name == "memory_bytes") f.memory_bytes = nb::cast<int64_t>(value);
     else if (name == "driver_version") f.driver_version = nb::cast<int>(value);
     else if (name == "name") std::snprintf(f.name, sizeof f.name, "%s", nb::cast<std::string>(value).c_str());

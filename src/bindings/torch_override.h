@@ -43,8 +43,8 @@ inline Outcome decide(const Problem& problem, const Status& status, const Plan& 
   if (!status.ok()) return kUnsupportedGpu;
   if (problem.batch_invariant) return kTaken;
   if (plan.path != Path::kGemm) return kEmptyProduct;
-  if (plan.slower) return kSlower;
-  return plan.pack_a || plan.pack_b ? kLayout : kTaken;
+  if (plan.pack_a || plan.pack_b) return kLayout;
+  return plan.slower ? kSlower : kTaken;
 }
 
 // d = alpha * a @ b + beta * c (`c` may be nullptr) by the kernel, if it takes the call. kArguments: torch

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -35,6 +36,19 @@ struct CachedFacts {
   DeviceFacts facts;
 };
 
+// In steps of 50, as clocks are not read to the last digit. What does not tell its clocks is taken for an
+// H200.
+int dram_bytes_per_cycle(int device) {
+  int memory_khz = 0, bits = 0, sm_khz = 0;
+  cudaDeviceGetAttribute(&memory_khz, cudaDevAttrMemoryClockRate, device);
+  cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, device);
+  cudaDeviceGetAttribute(&sm_khz, cudaDevAttrClockRate, device);
+  cudaGetLastError();
+  if (memory_khz <= 0 || bits <= 0 || sm_khz <= 0) return DeviceFacts{}.dram_bytes_per_cycle;
+  const double bytes = 2.0 * memory_khz * (bits / 8) / sm_khz;  // two a clock
+  return std::max(1, static_cast<int>(std::lround(bytes / 50))) * 50;
+}
+
 Status read_facts(int device, DeviceFacts& f) {
   cudaDeviceProp properties;
   if (cudaError_t e = cudaGetDeviceProperties(&properties, device)) {
@@ -46,6 +60,7 @@ Status read_facts(int device, DeviceFacts& f) {
   f.sm_count = properties.multiProcessorCount;
   f.max_smem_bytes = static_cast<int>(properties.sharedMemPerBlockOptin);
   f.l2_bytes = properties.l2CacheSize;
+  f.dram_bytes_per_cycle = dram_bytes_per_cycle(device);
   f.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
   f.driver_version = driver_version();
   return {};

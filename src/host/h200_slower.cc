@@ -7,15 +7,10 @@ std::span<const Product> h200_slower() {
   using enum Major;
   static constexpr Product kProducts[] = {
       // clang-format off
-      {128, 7168, 16384, kK, kK},  // 0.985
-      {256, 6144, 4096, kK, kK},  // 0.981
       {256, 7168, 16384, kK, kK},  // 0.979
-      {512, 512, 65536, kK, kK},  // 0.983
       {1000, 1000, 1000, kMN, kK},  // 0.972
       {1024, 1024, 32768, kK, kK},  // 0.952
       {1024, 2112, 7168, kK, kMN},  // 0.971
-      {1024, 2112, 7168, kMN, kMN},  // 0.985
-      {5000, 5000, 5000, kK, kMN},  // 0.974
       // clang-format on
   };
   return kProducts;

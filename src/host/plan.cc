@@ -125,7 +125,7 @@ Status make_plan(const Problem& problem, const char* config, const DeviceFacts& 
                    facts.name, facts.major, facts.minor);
   if (problem.sm_limit < 0)
     return failure(Code::kInvalidArgument,
-                   "hopgemm: sm_limit is %d; it must be 0 (all SMs) or more. Write 0 for all SMs",
+                   "hopgemm: sm_limit is %d; it must be 0 (all SMs) or more. Write 0, or leave it out",
                    problem.sm_limit);
   NormalProblem p;
   HOPGEMM_TRY(normalize(problem, p));
@@ -138,7 +138,7 @@ Status make_plan(const Problem& problem, const char* config, const DeviceFacts& 
   plan.pack_a = p.a.pack, plan.pack_b = p.b.pack;
   Choice choice{};
   HOPGEMM_TRY(choose(p, problem, config, facts, choice));
-  plan.slower = is_automatic(config) && problem.sm_limit == 0 && is_slower(p, facts);
+  plan.slower = is_automatic(config) && is_slower(problem, p, facts);
   const Config chosen{choice.instance->config, choice.schedule};
   swap_for(chosen.kernel, p);
   const int64_t tiles = int64_t{ceil_div(p.m, chosen.kernel.tile_m)} * ceil_div(p.n, chosen.kernel.tile_n);
@@ -152,8 +152,8 @@ Status make_plan(const Problem& problem, const char* config, const DeviceFacts& 
                    "or \"auto\"",
                    choice.instance->name, cluster, sm_count);
   format_config(*choice.instance, choice.schedule, plan.config);
-  std::snprintf(plan.reason, sizeof plan.reason, "%s%s", choice.reason,
-                plan.slower ? "; cuBLAS is faster there" : "");
+  std::memcpy(plan.reason, choice.reason, sizeof plan.reason);
+  if (plan.slower) std::strncat(plan.reason, "; cuBLAS was measured faster", 32);
   plan.majors[0] = as_called(chosen.kernel).a_major == Major::kK ? 'k' : 'm';
   plan.majors[1] = as_called(chosen.kernel).b_major == Major::kK ? 'k' : 'n';
   const int piece =

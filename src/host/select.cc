@@ -22,7 +22,8 @@ constexpr double kHandoverCycles = 250;  // from one ping-pong consumer to the o
 constexpr double kLaunchCycles = 5300;
 constexpr double kLatencyCycles = 2300;  // of a load; a ring hides as much of it as it has stages
 constexpr double kIngestBytesPerCycle = 66;  // what one SM takes in when few pull
-constexpr double kDramBytesPerCycle = 2350, kL2BytesPerCycleInAll = 2600;
+constexpr double kDramShare = 0.94;  // of what the memory's pins carry
+constexpr double kL2BytesPerCycleInAll = 2600;
 constexpr double kExchangeCycles = 800;  // each round of partial sums (docs/notes/2026-11-30-way-out.md)
 constexpr double kOwnCycles = 300;  // the same without a split
 constexpr double kAddCycles = 3500;  // until the kernel that adds a tail is at work, and until it is gone
@@ -69,14 +70,15 @@ struct Work {
   int result_bytes;
 };
 
-// What a kernel that is not swapped takes, from what its SMs have to do.
-double elapsed_cycles(double busy, const NormalProblem& p, double bytes) {
+// What a kernel that is not swapped takes, from what its SMs have to do. dram: cycles for the operands and
+// the result to pass between chip and memory.
+double elapsed_cycles(double busy, const NormalProblem& p, double dram) {
   // Rows that are mostly padding: 16x6144x4096 took 1.27 times what full tiles take (docs/notes, small M).
   if (p.m <= kMmaM / 2) busy *= 1.27;
   // These get 0.96 of what swapped kernels get from DRAM. Of two that wait for it, the less busy one is
   // faster.
-  const double dram = kLaunchCycles + bytes / (0.96 * kDramBytesPerCycle);
-  return busy >= dram ? busy : dram + 0.03 * busy;
+  const double least = kLaunchCycles + dram / 0.96;
+  return busy >= least ? busy : least + 0.03 * busy;
 }
 
 // Products of about 0.2 ms and more run where the board is at its power limit, in training steps, and speed
@@ -89,10 +91,10 @@ double power_limited(const KernelConfig& c, double cycles) {
   return cycles * (tile >= 128 * 256 ? 1 : tile >= 128 * 224 ? 1.025 : 1.04);
 }
 
-double estimate_cycles(const KernelConfig& c, const NormalProblem& p, const Work& w, double bytes) {
+double estimate_cycles(const KernelConfig& c, const NormalProblem& p, const Work& w, double dram) {
   const double waves = std::ceil(w.blocks / w.clusters);
   const double busy = waves * tile_cycles(c, w.k_tiles, w.result_bytes) + epilogue_cycles(c, w.result_bytes);
-  return power_limited(c, elapsed_cycles(busy, p, bytes));
+  return power_limited(c, elapsed_cycles(busy, p, dram));
 }
 
 // A tail of the last wave's tiles, each in as many ranges as there are clusters for. HAZARD: ranges that end
@@ -103,7 +105,7 @@ struct TailChoice {
   int tail = 0, ranges = 0;
   double cycles = INFINITY;
 };
-TailChoice estimate_tail(const KernelConfig& c, const NormalProblem& p, const Work& w, double bytes) {
+TailChoice estimate_tail(const KernelConfig& c, const NormalProblem& p, const Work& w, double dram) {
   const double whole = std::floor(w.blocks / w.clusters), tail = w.blocks - whole * w.clusters;
   // After many waves the last one hardly counts, and what does is energy: walks that share panels in L2.
   if (whole >= kManyWaves || tail == 0 || tail > kMaxTail || tail * w.k_tiles > double(kMaxPlaces) / 16)
@@ -117,14 +119,14 @@ TailChoice estimate_tail(const KernelConfig& c, const NormalProblem& p, const Wo
   const double range = tile_cycles(c, steps, sizeof(float)) + epilogue_cycles(c, sizeof(float));
   const double busy = whole * tile_cycles(c, w.k_tiles, w.result_bytes) + range;
   const double add = kAddCycles + 2 * sums / kL2BytesPerCycleInAll;
-  const double cycles = add + elapsed_cycles(busy, p, bytes);
+  const double cycles = add + elapsed_cycles(busy, p, dram);
   return {static_cast<int>(tail), static_cast<int>(ranges), power_limited(c, cycles)};
 }
 
 // Swapped kernels: bandwidth and latency. A step takes as long as its bytes need to come in, as the ring
 // needs to hide the memory's latency, or as wgmma; all of it at least as long as DRAM and L2 need for theirs.
 double estimate_swapped_cycles(const KernelConfig& c, int split, const NormalProblem& p, int sm_count,
-                               double bytes) {
+                               double dram) {
   const int clusters = resident_clusters(cluster_size(c, split), sm_count);
   if (clusters == 0) return INFINITY;
   const double rounds = std::ceil(count_blocks(c, p) / clusters);
@@ -136,8 +138,7 @@ double estimate_swapped_cycles(const KernelConfig& c, int split, const NormalPro
   const double l2 =
       batch * 2 * k *
       (double(p.n) * ceil_div(p.m, c.tile_n) + double(p.m) * ceil_div(p.n, c.tile_m) / c.cluster_m);
-  return kLaunchCycles +
-         std::max({rounds * steps * step, bytes / kDramBytesPerCycle, l2 / kL2BytesPerCycleInAll}) +
+  return kLaunchCycles + std::max({rounds * steps * step, dram, l2 / kL2BytesPerCycleInAll}) +
          rounds * (split > 1 ? kExchangeCycles : kOwnCycles);
 }
 
@@ -207,7 +208,7 @@ Choice select(const NormalProblem& p, DType dtype, const DeviceFacts& facts, int
   double best_cycles = INFINITY;
   Schedule best_cut;
   const int k_tiles = ceil_div(p.k, kTileK), width = swapped_width(p);
-  const double bytes = compulsory_bytes(p);
+  const double dram = compulsory_bytes(p) / (kDramShare * facts.dram_bytes_per_cycle);
   auto consider = [&](const Instance& instance, double cycles, const Schedule& cut) {
     if (cycles >= best_cycles) return;
     best_cycles = cycles, best.instance = &instance, best_cut = cut;
@@ -222,13 +223,13 @@ Choice select(const NormalProblem& p, DType dtype, const DeviceFacts& facts, int
       const Work work{blocks, double(resident_clusters(cluster_size(c), sm_count)), double(k_tiles),
                       static_cast<int>(size_of(p.epilogue.d.dtype))};
       if (work.clusters == 0) continue;
-      consider(kInstances[i], estimate_cycles(c, p, work, bytes), {});
+      consider(kInstances[i], estimate_cycles(c, p, work, dram), {});
       if (!parts) continue;
-      const TailChoice tail = estimate_tail(c, p, work, bytes);
+      const TailChoice tail = estimate_tail(c, p, work, dram);
       consider(kInstances[i], tail.cycles, {.tail = tail.tail, .ranges = tail.ranges});
     } else if (c.tile_n == width) {
       for (int split = 1; is_valid_split(c, split, k_tiles) && (split == 1 || parts); split *= 2)
-        consider(kInstances[i], estimate_swapped_cycles(c, split, p, sm_count, bytes), {.split = split});
+        consider(kInstances[i], estimate_swapped_cycles(c, split, p, sm_count, dram), {.split = split});
     }
   }
   if (!best.instance) return best;

@@ -16,8 +16,13 @@ struct Product {
 
 std::span<const Product> h200_slower();
 
-inline bool is_slower(const NormalProblem& p, const DeviceFacts& facts) {
-  return is_h200_sxm(facts) && p.batch_inner * p.batch_outer == 1 && size_of(p.epilogue.d.dtype) == 2 &&
+// Only calls like those that were measured: one product and nothing else, of bfloat16, on all SMs.
+inline bool is_slower(const Problem& problem, const NormalProblem& p, const DeviceFacts& facts) {
+  const bool is_plain = problem.batch_dims == 0 && !(problem.c.data && problem.beta != 0) &&
+                        !problem.bias.data && problem.a.dtype == DType::kBF16 &&
+                        problem.d.dtype == DType::kBF16 && !p.a.pack && !p.b.pack;
+  return is_plain && !problem.batch_invariant && is_h200_sxm(facts) &&
+         sms_to_use(problem, facts) == facts.sm_count &&
          std::ranges::any_of(h200_slower(), [&](const Product& x) {
            return x.m == p.m && x.n == p.n && x.k == p.k && x.a == p.a.major && x.b == p.b.major;
          });

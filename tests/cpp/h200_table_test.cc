@@ -34,7 +34,7 @@ bool is_its_own(const Measured& e, DType dtype) {
   char reason[sizeof plan.reason], wanted[kMaxConfigName];
   if (!make_plan(p, "", {}, plan).ok() || !parse_config(plan.config, instance, schedule)) return false;
   std::snprintf(reason, sizeof reason, "measured on an H200 SXM at %dx%dx%d%s", e.m, e.n, e.k,
-                plan.slower ? "; cuBLAS is faster there" : "");
+                plan.slower ? "; cuBLAS was measured faster" : "");
   format_config(*instance, e.config.schedule, wanted);
   return instance->config == kernel && !std::strcmp(plan.config, wanted) &&
          !std::strcmp(plan.reason, reason) && make_plan(p, plan.config, {}, named).ok() &&

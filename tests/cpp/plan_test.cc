@@ -1,6 +1,7 @@
 // Layouts, refusals and plans, case by case: what each rule of api/gemm.h says of one small problem.
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <initializer_list>
 #include <string>
@@ -308,6 +309,22 @@ void check_names() {
 
 // A launch for every few waves where a long K lets clusters drift apart; never with a tail, nor for a config
 // that is named with its schedule.
+void check_memory() {
+  DeviceFacts h100;
+  std::snprintf(h100.name, sizeof h100.name, "NVIDIA H100 80GB HBM3");
+  h100.dram_bytes_per_cycle = 1700;
+  auto cycles = [](const Plan& plan) { return std::atof(std::strchr(plan.reason, ':') + 1); };
+  DeviceFacts fast = h100;
+  fast.dram_bytes_per_cycle = 2500;
+  for (int64_t m : {1, 16, 64, 128}) {  // these wait for the weights
+    const double least = (2.0 * 28672 * 4096) / 1700;
+    CHECK(cycles(plan_of(row_major(m, 28672, 4096), "", h100)) > least);
+    CHECK(cycles(plan_of(row_major(m, 28672, 4096), "", fast)) < 1.1 * least);
+  }
+  const Problem large = row_major(8192, 8192, 8192);
+  CHECK(cycles(plan_of(large, "", h100)) == cycles(plan_of(large, "", fast)));
+}
+
 void check_launches() {
   struct {
     int64_t m, n, k;
@@ -467,6 +484,7 @@ int main() {
   check_overlap();
   check_refusals();
   check_names();
+  check_memory();
   check_launches();
   check_grids();
   check_without_cluster();

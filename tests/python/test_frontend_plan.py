@@ -1,12 +1,13 @@
 """hopgemm.plan: what it asks of C++ for operands and for sizes, what it refuses, how it reads."""
 
 import dataclasses
+import re
 import types
 
 import pytest
 
 import hopgemm
-from hopgemm import _device, _plan
+from hopgemm import _core, _device, _plan
 
 FIELDS = {
     "path": "gemm",
@@ -209,6 +210,24 @@ def test_the_real_core_answers():
     assert hopgemm.plan(m=4096, n=4096, k=4096, sm_limit=16).grid <= 16
     assert hopgemm.plan(m=0, n=8, k=8).path == "empty"
     assert hopgemm.plan(m=8, n=8, k=0).path == "fill"
+
+
+@pytest.mark.parametrize("sms", [1, 16, 26, 32, 46, 60, 78, 114, 132, 144])
+def test_the_real_core_takes_any_number_of_sms(sms):
+    """Of other cards and of MIG slices: the grid is one of whole clusters, and no larger than the GPU."""
+    for m, n, k in (
+        (1, 4096, 4096),
+        (16, 8192, 4096),
+        (777, 1000, 520),
+        (4096, 4096, 4096),
+        (8192, 16384, 72),
+    ):
+        strides = [[k, 1], [1, k], [n, 1]]
+        plan = _core.plan("bfloat16", "bfloat16", m, n, k, [], *strides, facts={"sm_count": sms})
+        rows, columns, split = re.search(r"_c(\d)x(\d)_[^+]*(?:.*\+split(\d))?", plan["config"]).groups()
+        cluster = int(rows) * int(columns) * int(split or 1)
+        assert cluster <= plan["grid"] <= sms and plan["grid"] % cluster == 0, plan
+        assert plan["waves"] * plan["grid"] >= plan["tiles"] - 0.5
 
 
 def test_the_real_core_agrees_on_tensors():

@@ -63,27 +63,30 @@ def test_the_committed_list_of_what_cublas_does_faster_is_what_its_results_give(
     found = make_slower.slower(record for x in sources for record in load(x)["records"])
     assert found and make_slower.render(found, [x.name for x in sources]) == text
     for (m, n, k), majors, _ in found:
-        said = "; cuBLAS is faster there"
+        said = "; cuBLAS was measured faster"
         assert hopgemm.plan(m=m, n=n, k=k, majors=majors).reason.endswith(said)
-        for others in ({"n": n + 8}, {"sm_limit": 131}, {"batch": (2,)}, {"out_dtype": "float32"}):
+        assert said in hopgemm.plan(m=m, n=n, k=k, majors=majors, sm_limit=132).reason
+        others_are = {"n": n + 8}, {"sm_limit": 131}, {"batch": (2,)}, {"out_dtype": "float32"}
+        with_more = {"bias": True}, {"c": True, "beta": 1}, {"dtype": "float16"}, {"batch_invariant": True}
+        for others in (*others_are, *with_more):
             sizes = {"m": m, "n": n, "k": k, "majors": majors, **others}
             assert said not in hopgemm.plan(**sizes).reason
 
 
 def test_what_is_slower_in_the_mean_of_the_kernel_of_today():
     config = hopgemm.plan(m=4096, n=4096, k=4096).config
-    usual = {"contender": "hopgemm", "requested": "", "error": None, "dtype": "bf16", "layout": "kk"}
+    usual = {"contender": "hopgemm", "requested": "", "correct": True, "dtype": "bf16", "layout": "kk"}
     usual |= {"shape": "4096x4096x4096", "config": config}
 
     def found(*records):
         return [x[:2] for x in make_slower.slower([{**usual, **x} for x in records])]
 
-    slow, fast = {"ratio_to_cublas": 0.97}, {"ratio_to_cublas": 0.999}
+    slow, fast = {"ratio_to_cublas": 0.97}, {"ratio_to_cublas": 0.99}
     assert found(slow, fast) == [((4096, 4096, 4096), "kk")]
-    assert not found(slow, fast, fast, fast) and not found(fast)
+    assert not found(slow, fast, fast) and not found(fast, fast) and not found(slow)
     other = {"config": "bf16_kk_64x64x64_c1x1_s12_pingpong"}
     for changed in (other, {"dtype": "fp16"}, {"layout": "training-kn"}, {"contender": "cublas"}):
-        assert not found(slow | changed)
+        assert not found(slow | changed, slow | changed)
 
 
 def test_every_shipped_entry_answers_and_can_run():
@@ -96,7 +99,7 @@ def test_every_shipped_entry_answers_and_can_run():
                 key = Key(dtype, dtype, entry.majors, entry.m, entry.n, entry.k, 1, 1, 132, entry.invariant)
                 plan = _tune_race.plan_of(key, GPU["name"], tuned=False)
                 assert plan["config"] == f"{short}_{entry.config}"
-                reason = plan["reason"].removesuffix("; cuBLAS is faster there")
+                reason = plan["reason"].removesuffix("; cuBLAS was measured faster")
                 assert reason == f"measured on an H200 SXM at {entry.m}x{entry.n}x{entry.k}"
 
 

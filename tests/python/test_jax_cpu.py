@@ -134,6 +134,20 @@ def test_refusals_also_come_while_tracing():
         jax.eval_shape(hj.matmul, A, A)
 
 
+@pytest.mark.parametrize("shapes", [((0, 4), (4, 6)), ((8, 0), (0, 6)), ((8, 4), (4, 0)), ((8, 4), (4, 6))])
+def test_shapes_alone_are_enough(shapes):
+    """Without values and without a GPU: the type of the result and the program, of the gradients too."""
+    a, b = (jax.ShapeDtypeStruct(s, BF16) for s in shapes)
+    for out_dtype in (BF16, F32):
+        f = functools.partial(hj.matmul, out_dtype=out_dtype)
+        d = jax.eval_shape(f, a, b)
+        assert d.shape == (shapes[0][0], shapes[1][1]) and d.dtype == out_dtype
+        g = jax.grad(lambda a, b, f=f: (f(a, b).astype(F32) ** 2).sum(), (0, 1))
+        assert [(x.shape, x.dtype) for x in jax.eval_shape(g, a, b)] == [(s, BF16) for s in shapes]
+        for program, calls in ((f, 1), (g, 3)):
+            assert cuda_text(program, a, b).count("custom_call " + CALL) == calls * (0 not in sum(shapes, ()))
+
+
 def test_unknown_config_is_refused_while_lowering():
     with pytest.raises(ValueError, match="config"):
         cuda_text(functools.partial(hj.matmul, config="no_such_config"), A, B)

@@ -1,6 +1,8 @@
 """hopgemm.jax on a Hopper GPU: exact integers bit for bit, transformations, command buffers, torch's bits."""
 
 import functools
+import itertools
+import os
 import re
 import subprocess
 import sys
@@ -335,6 +337,60 @@ def test_a_hundred_donated_steps_of_scan():
     steps = lambda c: lax.scan(lambda c, _: (hj.matmul(c, eye), None), c, None, 100)[0]
     a = integers((64, 128))
     assert_bits(jax.jit(steps, donate_argnums=0)(a + 0), np.asarray(a, "f4"))
+
+
+@pytest.mark.parametrize("orders", list(itertools.product(((0, 1), (1, 0)), repeat=3)), ids=str)
+def test_layouts_that_the_caller_asks_for(orders):
+    """Of a, b and the result: by row or by column."""
+    layout = pytest.importorskip("jax.experimental.layout")
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    a, b, d = (layout.Format(layout.Layout(order), device) for order in orders)
+    x, y = integers((72, 136)), integers((136, 200))
+    f = jax.jit(hj.matmul, in_shardings=(a, b), out_shardings=d)
+    got = f(jax.device_put(x, a), jax.device_put(y, b))
+    assert got.format.layout.major_to_minor == orders[2]
+    assert_bits(got, exact(x, y))
+
+
+def test_loops_whose_trips_the_data_decide():
+    turn = jnp.eye(128, dtype=BF16)[:, ::-1]  # as right operands: the columns backwards, and moved by one
+    move = jnp.roll(jnp.eye(128, dtype=BF16), 1, 1)
+    a = integers((3, 64, 128))
+
+    def body(s):
+        return s[0] + 1, lax.cond(s[0] % 2 == 0, lambda: hj.matmul(s[1], turn), lambda: hj.matmul(s[1], move))
+
+    f = jax.jit(lambda a, n: lax.while_loop(lambda s: s[0] < n, body, (0, a))[1])
+    want = np.asarray(a[0], "f4")
+    for n in range(6):
+        assert_bits(f(a[0], n), want)
+        want = want[:, ::-1] if n % 2 == 0 else np.roll(want, 1, 1)
+    g = jax.vmap(lambda a: lax.fori_loop(0, 5, lambda i, c: hj.matmul(c, turn), a))
+    assert_bits(jax.jit(g)(a), np.asarray(a, "f4")[:, :, ::-1])
+
+
+SAME_BITS = """
+import os, sys, zlib
+os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+import numpy as np, jax, jax.numpy as jnp, hopgemm
+a, b = (jnp.asarray(np.random.default_rng(i).standard_normal((1024, 1024)), jnp.bfloat16) for i in range(2))
+f = lambda: zlib.crc32(np.asarray(jax.jit(lambda a, b: hopgemm.matmul(a[:777], b))(a, b)).tobytes())
+seen = {f() for _ in range(100)}
+jax.clear_caches()
+print(*(seen | {f()}))
+"""
+
+
+def test_the_same_bits_in_every_process():
+    """Compiled again and with XLA's deterministic operations too; a hundred times each."""
+    printed = set()
+    for flags in ("", "", "--xla_gpu_deterministic_ops=true"):
+        env = dict(os.environ, XLA_FLAGS=f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip())
+        command = [sys.executable, "-c", SAME_BITS]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
+        assert done.returncode == 0, done.stderr[-3000:]
+        printed.add(done.stdout)
+    assert len(printed) == 1 and len(printed.pop().split()) == 1
 
 
 def test_operands_that_are_slices_at_odd_addresses():

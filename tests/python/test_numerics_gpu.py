@@ -1,5 +1,8 @@
 """The promises of docs/numerics.md on a Hopper GPU: error bounds, special values, rounding, the same bits."""
 
+import subprocess
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -125,6 +128,36 @@ def test_any_number_of_sms(sms):
                 hopgemm.matmul(a, b, sm_limit=sms, config=config)
         else:
             assert torch.equal(hopgemm.matmul(a, b, sm_limit=sms, config=config), want), config
+
+
+PART = """
+import sys, torch, hopgemm
+from torch.cuda.green_contexts import GreenContext
+make = lambda *s: torch.randint(-2, 3, s, device="cuda").bfloat16()
+products = [(make(m, k), make(k, n)) for m, n, k in ((1030, 2050, 520), (1024, 2048, 512), (16, 4096, 4096))]
+want = [(a.double() @ b.double()).bfloat16() for a, b in products]
+torch.cuda.synchronize()
+context = GreenContext.create(num_sms=int(sys.argv[1]), device_id=0)
+for inside in (True, False, True):
+    if inside:
+        context.set_context()
+    got = [hopgemm.matmul(a, b) for a, b in products]
+    torch.cuda.synchronize()
+    if inside:
+        context.pop_context()
+    assert all(torch.equal(x, y) for x, y in zip(got, want))
+print("exact")
+"""
+
+
+@pytest.mark.parametrize("sms", [8, 16, 66, 100])
+def test_on_a_part_of_the_gpu(sms):
+    """In a green context fewer CTAs run at once than a grid planned for the whole GPU has."""
+    if not pytest.importorskip("torch.cuda.green_contexts").SUPPORTED:
+        pytest.skip("this torch makes no green contexts")
+    command = [sys.executable, "-c", PART, str(sms)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout == "exact\n", done.stderr
 
 
 def test_the_same_bits_every_time():

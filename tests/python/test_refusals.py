@@ -92,7 +92,7 @@ def test_every_refusal_has_its_four_parts(rows):
     [
         "hopgemm.matmul: c is a float; it must be a torch.Tensor or None",
         "hopgemm.matmul: beta is 1 but c is None. Pass c, or beta=0",
-        "c is a float; it must be a torch.Tensor or None. Leave it away",
+        "c is a float; it must be a torch.Tensor or None. Leave it out",
     ],
 )
 def test_a_message_that_lacks_a_part_is_noticed(generator, message):

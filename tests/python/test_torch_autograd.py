@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch.autograd import forward_ad  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import hopgemm.torch  # noqa: E402
 from hopgemm.torch import matmul  # noqa: E402
@@ -222,6 +223,34 @@ def test_autocast_gradients_have_the_leaves_dtypes():
                 assert torch.equal(grads[0].double(), torch.ones(3, 5).double() @ b.detach().double().mT)
 
 
+def test_backward_in_a_region_of_another_dtype():
+    """The products are of the forward's dtype: 2**17 is no float16."""
+    a, b = integers(3, 4, grad=True, dtype=torch.float32), integers(4, 5, grad=True, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        d = matmul(a, b)
+        assert d.dtype == torch.bfloat16
+    g = torch.full((3, 5), 2.0**17)
+    with torch.autocast("cpu", torch.float16):
+        got = torch.autograd.grad(d, (a, b), g.bfloat16())
+    want = g @ b.detach().mT, a.detach().mT @ g
+    assert [t.dtype for t in got] == [torch.float32] * 2
+    assert_exact(got, [t.double() for t in want])
+
+
+@pytest.mark.parametrize("needs", list(itertools.product((False, True), repeat=3)))
+def test_no_product_whose_gradient_nobody_wants(needs):
+    leaves = [integers(*s, grad=n) for s, n in zip(((3, 4), (4, 5), (5,)), needs, strict=True)]
+    for bias in (None, leaves[2]):
+        d = matmul(*leaves[:2], bias=bias)
+        assert d.requires_grad == any(needs[: 2 + (bias is not None)])
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            if d.requires_grad:
+                d.sum().backward()
+        names = [event.name for event in profile.events() if "hopgemm::" in event.name]
+        products = sum(2 if "_backward" in name else 1 for name in names)
+        assert products == sum(needs[:2]), names
+
+
 # ---- forward mode ----
 
 
@@ -285,6 +314,26 @@ def test_vmap_of_vectors():
         ]
         got, want = torch.vmap(matmul, dims)(*tensors), torch.vmap(torch.matmul, dims)(*doubles(tensors))
         assert_exact(got, want)
+
+
+def test_a_batch_of_a_alone_is_one_product_with_the_same_b():
+    seen = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            if op.namespace == "hopgemm":
+                seen.append((args[0].shape, args[1].shape, args[1].data_ptr()))
+            assert not any(word in str(op) for word in ("copy", "clone")), op
+            return op(*args, **(kwargs or {}))
+
+    a, b = integers(6, 3, 4), integers(4, 5)
+    twice = torch.vmap(torch.vmap(matmul, (0, None)), (0, None))
+    for f, x in ((torch.vmap(matmul, (0, None)), a), (twice, integers(2, 6, 3, 4))):
+        seen.clear()
+        with Seen():
+            d = f(x, b)
+        assert seen == [(x.shape, b.shape, b.data_ptr())]
+        assert_exact(d, x.double() @ b.double())
 
 
 def square_sum(f):

@@ -160,6 +160,22 @@ def test_few_compilations():
     assert counter.frame_count <= 3  # 0 and 1 may each have their own
 
 
+@pytest.mark.parametrize("marked", [False, True])
+def test_few_compilations_while_every_size_varies(marked):
+    counter = CompileCounter()
+    gelu = lambda x, w: torch.nn.functional.gelu(matmul(x, w))
+    compiled = torch.compile(gelu, fullgraph=True, dynamic=None if marked else True, backend=counter)
+    sizes = [(m, 40, 24) for m in (1, 2, 0, 3, 7, 64, 65, 1000, 1)]
+    sizes += [(7, 40, n) for n in (6, 25, 64)] + [(7, k, 24) for k in (6, 41, 128)]
+    for m, k, n in sizes:
+        x, w = integers(m, k), integers(k, n)
+        for t, dim in ((x, 0), (x, 1), (w, 0), (w, 1)) if marked else ():
+            if t.shape[dim] > 1:
+                torch._dynamo.mark_dynamic(t, dim)
+        assert_same(compiled(x, w), gelu(x, w))
+    assert counter.frame_count <= 3
+
+
 @pytest.mark.parametrize(
     "shape_a, shape_b", [((4,), (4, 5)), ((3, 4), (4,)), ((4,), (4,)), ((2, 3, 4), (4,))]
 )
@@ -213,6 +229,36 @@ def test_compiled_autocast_checkpoint_and_func():
     assert_same(mapped(batch), matmul(batch, b))
     loss = torch.func.grad(lambda x: matmul(x, b).square().sum())
     assert_same(torch.compile(loss, fullgraph=True, backend="aot_eager")(a), loss(a))
+
+
+def squares(f):
+    return lambda a, b: f(a, b).square().sum()
+
+
+A3, B3 = (5, 3, 4), (5, 4, 6)
+MAPPED = {  # of f: what torch.func makes of it, and the shapes of a and b
+    "a": (lambda f: torch.vmap(f, (0, None)), A3, B3[1:]),
+    "b": (lambda f: torch.vmap(f, (None, 0)), A3[1:], B3),
+    "both": (lambda f: torch.vmap(f, (0, 0)), A3, B3),
+    "other dimensions": (lambda f: torch.vmap(f, (1, 2), out_dims=1), (3, 5, 4), (4, 6, 5)),
+    "nested": (lambda f: torch.vmap(torch.vmap(f, (0, None)), (None, 0)), A3, B3),
+    "none": (lambda f: torch.vmap(f, (0, None)), (0, 3, 4), B3[1:]),
+    "one": (lambda f: torch.vmap(f, (0, None)), (1, 3, 4), B3[1:]),
+    "vmap of grad": (lambda f: torch.vmap(torch.func.grad(squares(f), (0, 1)), (0, None)), A3, B3[1:]),
+    "grad of vmap": (lambda f: torch.func.grad(squares(torch.vmap(f, (0, None))), (0, 1)), A3, B3[1:]),
+    "jacrev": (lambda f: torch.func.jacrev(f, (0, 1)), A3[1:], B3[1:]),
+}
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_compiled_transforms(name):
+    transform, *shapes = MAPPED[name]
+    args = [integers(*shape, dtype=torch.float16) for shape in shapes]
+    compiled = torch.compile(lambda *t: transform(matmul)(*t), fullgraph=True, backend="aot_eager")
+    got, want = compiled(*args), transform(torch.matmul)(*(t.double() for t in args))
+    leaves = torch.utils._pytree.tree_leaves
+    for x, y in zip(leaves(got), leaves(want), strict=True):
+        assert_same(x, y.half())
 
 
 @pytest.mark.parametrize("save", [True, False])

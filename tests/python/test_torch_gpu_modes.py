@@ -1,6 +1,7 @@
 """hopgemm.torch on a Hopper GPU within torch: autograd, streams, graphs, threads, devices, torch.compile."""
 
 import functools
+import json
 import os
 import subprocess
 import sys
@@ -103,6 +104,73 @@ def test_side_streams():
             assert_same(d, want)
 
 
+def test_each_call_is_on_the_stream_of_its_caller():
+    """Nothing of an earlier call stays: the default stream, two others, then a graph."""
+    for k in (72, 71):
+        x, w, ready = integers(64, k), integers(k, 40), integers(64, k)
+        want, first = reference(ready, w), matmul(x, w)
+        for stream in (torch.cuda.Stream(), torch.cuda.Stream()):
+            source = torch.zeros_like(x)
+            torch.cuda.synchronize()
+            with torch.cuda.stream(stream):
+                busy()
+                source.copy_(ready)
+                d = matmul(source, w)
+            assert_same(matmul(x, w), first)
+            stream.synchronize()
+            assert_same(d, want)
+        graph, source = torch.cuda.CUDAGraph(), torch.zeros_like(x)
+        with capture(graph):
+            d = matmul(source, w)
+        for values in (x, ready):
+            source.copy_(values)
+            d.fill_(NAN)
+            graph.replay()
+            assert_same(d, reference(values, w))
+
+
+KERNELS = {  # one for each way that a product takes more than one launch: shape, what the config ends in
+    "packed": ((65, 127, 33), ""),
+    "filled": ((64, 64, 0), None),
+    "tail": ((296, 520, 264), "+tail2x4"),
+    "launches": ((1024, 1024, 264), "+ctas4+waves2"),
+    "split": ((16, 1024, 520), "_swap+split2"),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_launch_is_on_the_stream_of_its_call(name, tmp_path):
+    """Whatever comes before or after the product too; and nothing is cleared by a memset."""
+    (m, n, k), end = KERNELS[name]
+    a, b, stream = integers(m, k), integers(k, n), torch.cuda.Stream()
+    config = None
+    if end:
+        kernel = "bf16_kn_16x128x64_c1x1_s11" if "_swap" in end else "bf16_kn_128x128x64_c1x1_s6_pingpong"
+        config = kernel + end
+    want, source, out = (
+        reference(a, b),
+        torch.zeros_like(a),
+        torch.full((m, n), NAN, device="cuda").bfloat16(),
+    )
+    matmul(a, b, config=config)
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=activities) as profile:
+        with torch.cuda.stream(stream):
+            busy()
+            source.copy_(a)
+            matmul(source, b, out=out, config=config)
+        stream.synchronize()
+    assert_same(out, want)
+    profile.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    ours = [e for e in events if e.get("cat") == "kernel" and "hopgemm" in e["name"]]
+    others = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy") and e not in ours]
+    assert len(ours) > (name in ("packed", "tail", "launches"))
+    assert len({e["args"]["stream"] for e in ours + others}) == 1
+    assert not any(e.get("cat") == "gpu_memset" for e in events)
+
+
 def test_workspace_is_not_reused_too_early():
     stream = torch.cuda.Stream()
     a, b = integers(257, 1025), integers(1025, 129)
@@ -168,6 +236,25 @@ def test_graph_replay():
             assert_same(d, reference(x, w, bias=bias))
             assert_same(e, reference(d.mT, d, out_dtype=torch.float32))
             matmul(integers(m, n), integers(n, m))  # eager calls in between have their own operands
+
+
+@pytest.mark.parametrize("m, n, k", [(128, 256, 64), (65, 127, 33)])
+def test_graphs_and_eager_calls_of_one_shape_keep_their_operands(m, n, k):
+    """No tensor map or workspace belongs to a shape: each of four pairs of operands has its own product."""
+    pairs = [(integers(m, k), integers(k, n)) for _ in range(4)]
+    graph = torch.cuda.CUDAGraph()
+    with capture(graph):
+        captured = [matmul(a, b) for a, b in pairs[:2]]
+    for _ in range(10):
+        for d in captured:
+            d.fill_(NAN)
+        eager = [matmul(*pairs[2])]
+        graph.replay()
+        eager.append(matmul(*pairs[3]))
+        for d, (a, b) in zip(captured + eager, pairs, strict=True):
+            assert_same(d, reference(a, b))
+        for a, b in pairs:
+            a.copy_(integers(m, k)), b.copy_(integers(k, n))
 
 
 def test_graph_of_a_training_step():
@@ -305,6 +392,65 @@ def test_the_same_bits_beside_busy_streams():
         assert all(torch.equal(matmul(a, b), first) for _ in range(100)), busy_streams
 
 
+def test_the_same_bits_in_another_process():
+    a = (torch.arange(1111 * 2048, device="cuda") % 1009 / 97 - 5).view(1111, 2048).bfloat16()
+    b = (torch.arange(2048 * 776, device="cuda") % 1013 / 89 - 5).view(2048, 776).bfloat16()
+    plain, invariant = (matmul(a, b, batch_invariant=flag).view(torch.int16) for flag in (False, True))
+    printed = run_alone("""
+        import torch, hopgemm
+        a = (torch.arange(1111 * 2048, device="cuda") % 1009 / 97 - 5).view(1111, 2048).bfloat16()
+        b = (torch.arange(2048 * 776, device="cuda") % 1013 / 89 - 5).view(2048, 776).bfloat16()
+        for flag in (False, True):
+            d = hopgemm.matmul(a, b, batch_invariant=flag).view(torch.int16).long()
+            print((d * torch.arange(1, d.numel() + 1, device="cuda").view_as(d)).sum().item())
+    """)
+    place = torch.arange(1, plain.numel() + 1, device="cuda").view_as(plain)
+    assert printed == [str((d.long() * place).sum().item()) for d in (plain, invariant)]
+
+
+def test_deterministic_algorithms_need_nothing():
+    a, b = (integers(65, 127).requires_grad_(), integers(127, 40).requires_grad_())
+    torch.use_deterministic_algorithms(True)
+    try:
+        d = matmul(a, b)
+        assert_same(d.detach(), reference(a.detach(), b.detach()))
+        got = torch.autograd.grad(d, (a, b), torch.ones_like(d))
+        again = torch.autograd.grad(matmul(a, b), (a, b), torch.ones_like(d))
+        assert all(torch.equal(x, y) for x, y in zip(got, again, strict=True))
+        assert not matmul(a[:, :0], b[:0]).any()  # empty memory is full of NaN then
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("k, n", [(520, 392), (16384, 520)])
+def test_batch_invariance_of_identical_rows_and_batches(k, n):
+    """Wherever a row lies, in the last tiles too, for which a tail or a split would sum in another order."""
+    row, w = torch.randn(1, k, device="cuda").half(), torch.randn(k, n, device="cuda").half()
+    with hopgemm.batch_invariant():
+        alone = matmul(row, w)
+        for m in (2, 17, 128, 1765):
+            assert torch.equal(matmul(row.repeat(m, 1), w), alone.expand(m, n)), m
+        columns = matmul(row.repeat(1765, 1), w[:, :1].repeat(1, n))
+        assert (columns == columns[:1, :1]).all()
+        x = torch.randn(65, k, device="cuda").half()
+        many = matmul(x.repeat(9, 1, 1), w.repeat(9, 1, 1))
+        assert torch.equal(many, matmul(x, w).expand(9, 65, n))
+
+
+def test_batch_invariance_beside_busy_streams():
+    a, b = torch.randn(300, 8192, device="cuda").bfloat16(), torch.randn(8192, 776, device="cuda").bfloat16()
+    with hopgemm.batch_invariant():
+        first, streams = matmul(a, b), [torch.cuda.Stream() for _ in range(8)]
+        for busy_streams in (0, 1, 2, 8):
+            torch.cuda.synchronize()
+            for stream in streams[:busy_streams]:
+                with torch.cuda.stream(stream):
+                    for _ in range(20):
+                        torch.mm(a, b)
+            for rows in (slice(0, 300), slice(7, 72), slice(299, 300)):
+                assert torch.equal(matmul(a[rows], b), first[rows]), (busy_streams, rows)
+
+
 def test_identical_rows_and_batches_get_identical_bits():
     row, column = torch.randn(1, 520, device="cuda").half(), torch.randn(520, 1, device="cuda").half()
     d = matmul(row.repeat(1765, 1), column.repeat(1, 392))
@@ -343,6 +489,61 @@ def test_refusals_leave_the_device_usable():
     with pytest.raises(TypeError, match="float64"):
         matmul(a.double(), b.double())
     assert_same(matmul(a, b), reference(a, b))
+
+
+def run_alone(code):
+    """In a process of its own: what it leaves behind is no other test's."""
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_an_earlier_error_is_neither_reported_nor_cleared():
+    """A call of torch's runtime has failed and nobody has asked: that is its caller's business."""
+    printed = run_alone("""
+        import ctypes, torch, hopgemm
+        filled = lambda value, *size: torch.full(size, value, device="cuda").bfloat16()
+        a, out, odd, small = filled(1.0, 64, 64), filled(0.0, 64, 64), filled(1.0, 33, 7), filled(0.0, 33, 33)
+        calls = lambda: (hopgemm.matmul(a, a, out=out), hopgemm.matmul(odd, odd.T, out=small))
+        calls()
+        torch.cuda.synchronize()
+        out.zero_(), small.zero_()
+        maps = open("/proc/self/maps").read().split()
+        runtime = ctypes.CDLL(next(x for x in maps if "libcudart" in x))
+        runtime.cudaGetLastError()
+        wrong = runtime.cudaSetDevice(9999)
+        assert wrong and runtime.cudaPeekAtLastError() == wrong
+        calls()
+        assert runtime.cudaGetLastError() == wrong
+        torch.cuda.synchronize()
+        print((out == 64).all().item(), (small == 7).all().item())
+    """)
+    assert printed == ["True", "True"]
+
+
+def test_a_launch_that_fails_raises_at_the_call_and_names_the_kernel():
+    """Into a capture that another call has made invalid."""
+    printed = run_alone("""
+        import os, torch, hopgemm
+        a, out = torch.ones(64, 64, device="cuda").bfloat16(), torch.zeros(64, 64, device="cuda").bfloat16()
+        hopgemm.matmul(a, a, out=out)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            graph.capture_begin()
+            try:
+                torch.cuda.synchronize()  # not allowed now
+            except RuntimeError:
+                pass
+            try:
+                hopgemm.matmul(a, a, out=out)
+            except RuntimeError as error:
+                print(str(error), flush=True)
+        os._exit(0)  # the graph cannot be ended
+    """)
+    assert printed[0] == "hopgemm:" and printed[1].startswith("bf16_kn_"), printed
+    assert any("cudaErrorStreamCapture" in word for word in printed), printed
 
 
 def test_negated_and_saved_views():

@@ -48,6 +48,26 @@ def test_autocast_follows_torch_matmul():
                 matmul(a32.double(), b32.double())
 
 
+def test_deterministic_algorithms():
+    """Nothing warns or raises; memory that torch then fills with NaN does not show."""
+    a, b = integers(3, 4).requires_grad_(), integers(4, 5).requires_grad_()
+    row, bias = integers(1, 5).requires_grad_(), integers(5).requires_grad_()
+    leaves = a, b, row, bias
+    step = lambda: torch.autograd.grad(matmul(a, b, c=row, beta=2.0, bias=bias).sum(), leaves)
+    want = step()
+    torch.use_deterministic_algorithms(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for got, exact in zip(step(), want, strict=True):
+                assert_same(got, exact)
+            with torch.no_grad():
+                assert_same(matmul(a[:, :0], b[:0]), torch.zeros(3, 5).bfloat16())
+                assert_same(matmul(a, b, out=torch.empty(3, 5).bfloat16()), reference(a, b))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_inference_mode():
     a, b = integers(3, 4).requires_grad_(), integers(4, 5)
     with torch.inference_mode():

@@ -160,6 +160,56 @@ def test_out_refusals():
         assert_same(matmul(a.clone().requires_grad_(), b, out=out), reference(a, b))
 
 
+def test_out_that_is_a_view_of_a_leaf():
+    a, b, leaf = integers(8, 8), integers(8, 8), canary(2, 8, 8).requires_grad_()
+    with raises(RuntimeError, "does not support automatic differentiation"):
+        matmul(a, b, out=leaf[0])
+    assert (leaf == -77).all()
+    with torch.no_grad():
+        matmul(a, b, out=leaf[0])
+        assert_same(leaf[0], reference(a, b))
+    assert (leaf[1] == -77).all() and leaf.is_leaf and leaf.requires_grad
+
+
+def kinds(*shape):
+    """Tensors of this shape that no product takes: how each is refused."""
+    t = integers(*shape)
+    i = t.float()
+    for dtype in (torch.float32, torch.float64, torch.bool, torch.uint8, torch.int8, torch.int64):
+        yield t.to(dtype), f"is {str(dtype)[6:]} "
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.complex32, torch.complex64):
+        yield t.to(dtype), f"is {str(dtype)[6:]} "
+    for view in (torch.conj, lambda z: z.conj().imag, torch._neg_view):
+        z = view(torch.complex(i, i))
+        yield z, f"is {str(z.dtype)[6:]} "
+    yield t.to_sparse(), "has layout torch.sparse_coo"
+    yield t.to_mkldnn(), "has layout torch._mkldnn"
+    if len(shape) == 2:
+        yield torch.nested.nested_tensor([t, t], layout=torch.jagged), "has layout torch.jagged"
+        yield t.to_sparse_csr(), "has layout torch.sparse_csr"
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:.*nested tensors", "ignore:ComplexHalf")
+@pytest.mark.parametrize("name", ["a", "b", "c", "bias"])
+def test_every_operand_of_every_wrong_kind(name):
+    good = {"a": integers(3, 4), "b": integers(4, 5), "c": integers(3, 5), "bias": integers(5)}
+    out = canary(3, 5)
+    for bad, words in kinds(*good[name].shape):
+        if bad.dtype == torch.float32 and name in ("c", "bias"):
+            continue  # they may be
+        given = good | {name: bad}
+        for options in ({}, {"out": out}):
+            with pytest.raises(TypeError, match=f"{name} {words}"):
+                matmul(given["a"], given["b"], c=given["c"], beta=1.0, bias=given["bias"], **options)
+        if name == "c":
+            continue
+        bias = {"bias": bad} if name == "bias" else {}
+        with pytest.raises(TypeError, match=f"{name} {words}"):  # the short way
+            matmul(given["a"], given["b"], **bias)
+    assert (out == -77).all()
+    assert_same(matmul(good["a"], good["b"]), reference(good["a"], good["b"]))
+
+
 def test_other_kinds_of_device(monkeypatch):
     """By fake tensors, as no such device is here."""
     with FakeTensorMode():
@@ -169,3 +219,32 @@ def test_other_kinds_of_device(monkeypatch):
     monkeypatch.setattr(hopgemm.torch, "_runs_on", {})
     with pytest.warns(RuntimeWarning, match="xpu:0 is not a CUDA device; torch's own product is used"):
         assert not hopgemm.torch._kernel_runs_on(a.device)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:.*nested tensors")
+@pytest.mark.parametrize("convert", ["to_sparse", "to_sparse_csr", "to_mkldnn"])
+def test_layout_of_out(convert):
+    bad = getattr(integers(3, 5), convert)()
+    for options in ({}, {"bias": integers(5)}, {"c": integers(3, 5), "beta": 1.0}):
+        with raises(TypeError, "out has layout torch"):
+            matmul(integers(3, 4), integers(4, 5), out=bad, **options)
+
+
+@pytest.mark.parametrize("name", ["a", "b", "c", "bias", "out"])
+def test_nested_tensors_of_strides(name):
+    given = {"a": integers(3, 4), "b": integers(4, 5)}
+    given |= {name: torch.nested.nested_tensor([integers(3, 4), integers(2, 4)])}
+    with raises(TypeError, f"{name} is a nested tensor"):
+        matmul(given.pop("a"), given.pop("b"), **given, beta=float(name == "c"))
+
+
+def test_negated_views():
+    """As an operand it is read with its sign, as c beside the tensor that it negates too; it is no out."""
+    a, b, buffer = integers(8, 8), integers(8, 8), integers(8, 8)
+    want = reference(a, b, c=-buffer, beta=1.0)
+    assert_same(matmul(a, b, c=torch._neg_view(buffer), beta=1.0), want)
+    assert_same(matmul(torch._neg_view(a), b), -reference(a, b))
+    assert_same(matmul(a, b, out=buffer, c=torch._neg_view(buffer), beta=1.0), want)
+    for options in ({}, {"bias": integers(8)}, {"alpha": 2.0}):
+        with raises(TypeError, "out is a negated view"):
+            matmul(a, b, out=torch._neg_view(buffer), **options)

@@ -12,11 +12,13 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import hopgemm.torch
 from hopgemm import _torch_linear_eager
@@ -227,6 +229,58 @@ def fully_sharded(mesh):
         assert_same(WORLD * p.grad.full_tensor(), q.grad.cpu(), name)  # FSDP takes the mean
 
 
+class Checkpointed(torch.nn.Sequential):
+    def forward(self, x):
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+def perceptron(linear):
+    """32 words, layers of 25: no number that two ranks share evenly."""
+    torch.manual_seed(4)
+    blocks = [Checkpointed(linear(n, 25, bias=n == 32), torch.nn.Tanh()) for n in (32, 25)]
+    return torch.nn.Sequential(*blocks, linear(25, 32))
+
+
+def losses(model, tokens, targets, autocast):
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    words = torch.nn.functional.one_hot(tokens, 32).float()
+    for _ in range(20):
+        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=autocast):
+            y = model(words)
+        loss = torch.nn.functional.cross_entropy(y.float(), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield loss.detach()
+
+
+def training(mesh):
+    """Twenty steps by DDP and FSDP2, checkpointed and compiled but for one layer: torch's own losses."""
+    device, rank = mesh.device_type, mesh.get_local_rank()
+    tokens, targets = (torch.randint(32, (16,)).to(device) for _ in range(2))
+    want = torch.stack([*losses(perceptron(torch.nn.Linear).to(device), tokens, targets, True)])
+    mine = slice(8 * rank, 8 * rank + 8)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for kind in ("ddp", "fsdp"):
+        model = perceptron(Linear).to(device)
+        counter = CompileCounterWithBackend("aot_eager")
+        for block in model[:-1]:  # the last layer stays eager
+            block.forward = torch.compile(block.forward, backend=counter)
+        if kind == "fsdp":
+            for module in (*model, model):
+                fully_shard(module, mesh=mesh, mp_policy=policy)
+        else:
+            model = DistributedDataParallel(model)
+        got = torch.stack([*losses(model, tokens[mine], targets[mine], kind == "ddp")])
+        dist.all_reduce(got)
+        torch.testing.assert_close(got / WORLD, want, rtol=0, atol=0.01)
+        assert want[-1] < 0.8 * want[0]
+        graphs = [m for graph in counter.graphs for m in graph.modules() if hasattr(m, "graph")]
+        calls = [str(node.target) for m in graphs for node in m.graph.nodes]
+        assert calls.count("hopgemm.gemm.default") >= 2 and "tag_activation_checkpoint" in calls, calls
+        del model  # as above
+
+
 def run(device, meeting, rank):
     torch.set_num_threads(1)
     if device == "cuda":
@@ -235,6 +289,7 @@ def run(device, meeting, rank):
     dist.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=WORLD)
     mesh = init_device_mesh(device, (WORLD,))
     checks = (products, partial_operands, tensor_parallel, no_main_grad, no_out, data_parallel, fully_sharded)
+    checks += (training,)
     for check in checks:
         torch.manual_seed(0)
         check(mesh)
