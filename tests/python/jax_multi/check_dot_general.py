@@ -99,7 +99,7 @@ TO_XLA = {  # operands, dimension numbers, options; why
     "float32": (A.astype(F32), B.astype(F32), MM, {}, "operands are float32 and float32"),
     "int": (A.astype(jnp.int32), B.astype(jnp.int32), MM, {}, "operands are int32 and int32"),
     "two types": (A, B.astype(jnp.int8), MM, {}, "operands are bfloat16 and int8"),
-    "result": (A, B, MM, {"preferred_element_type": F16}, "the result (out_dtype) is float16"),
+    "result": (A, B, MM, {"preferred_element_type": F16}, "the result is float16"),
     "k round m": (rand(3, 8, 4), rand(3, 4, 6), (((0, 2), (0, 1)), ((), ())), {}, "without a copy"),
     "no k": (A, B, (((), ()), ((), ())), {}, "without a copy"),
     "inner batch": (rand(8, 4), rand(6, 4), (((), ()), ((1,), (1,))), {}, "without a copy"),
