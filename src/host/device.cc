@@ -40,10 +40,10 @@ struct CachedFacts {
 // H200.
 int dram_bytes_per_cycle(int device) {
   int memory_khz = 0, bits = 0, sm_khz = 0;
-  cudaDeviceGetAttribute(&memory_khz, cudaDevAttrMemoryClockRate, device);
-  cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, device);
-  cudaDeviceGetAttribute(&sm_khz, cudaDevAttrClockRate, device);
-  cudaGetLastError();
+  if (cudaDeviceGetAttribute(&memory_khz, cudaDevAttrMemoryClockRate, device) ||
+      cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, device) ||
+      cudaDeviceGetAttribute(&sm_khz, cudaDevAttrClockRate, device))
+    cudaGetLastError();  // ours to report, not to leave behind
   if (memory_khz <= 0 || bits <= 0 || sm_khz <= 0) return DeviceFacts{}.dram_bytes_per_cycle;
   const double bytes = 2.0 * memory_khz * (bits / 8) / sm_khz;  // two a clock
   return std::max(1, static_cast<int>(std::lround(bytes / 50))) * 50;
