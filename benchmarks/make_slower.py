@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from make_table import GPU, SM_COUNT
+from make_table import GPU, MAJOR, SM_COUNT
 
 from hopgemm._bench_case import TRAINING_LAYOUTS
 from hopgemm._bench_results import load
@@ -27,7 +27,6 @@ from hopgemm._tune_race import plan_of
 OUTPUT = Path(__file__).parent.parent / "src/host/h200_slower.cc"
 MOST, RUNS = 0.98, 2  # of cuBLAS's speed
 
-_MAJOR = {"k": "kK", "m": "kMN", "n": "kMN"}
 _FILE = """\
 // Written by benchmarks/make_slower.py from {sources}.
 #include "host/slower.h"
@@ -65,7 +64,7 @@ def slower(records: Iterable[dict[str, Any]]) -> list[tuple[Shape, str, float]]:
 def render(products: Iterable[tuple[Shape, str, float]], sources: Iterable[str]) -> str:
     """The C++ file."""
     rows = "".join(
-        f"      {{{m}, {n}, {k}, {_MAJOR[majors[0]]}, {_MAJOR[majors[1]]}}},  // {ratio:.3f}\n"
+        f"      {{{m}, {n}, {k}, {MAJOR[majors[0]]}, {MAJOR[majors[1]]}}},  // {ratio:.3f}\n"
         for (m, n, k), majors, ratio in products
     )
     return _FILE.format(sources=", ".join(sources), rows=rows)

@@ -31,7 +31,7 @@ GPU, SM_COUNT = "NVIDIA H200", 132  # measured.cc lets the table answer for thes
 MARGIN = 1.01  # within it the cost model's choice stays: a difference that is noise would only change bits
 
 _ARRANGEMENT = {"coop": "kCooperative", "pingpong": "kPingpong", "swap": "kSwapped"}
-_MAJOR = {"k": "kK", "m": "kMN", "n": "kMN"}
+MAJOR = {"k": "kK", "m": "kMN", "n": "kMN"}
 _FIELDS = ("along_m", "group", "max_ctas", "split", "tail", "ranges", "waves")  # of Schedule, in its order
 _TOKEN = {"ctas": "max_ctas", "split": "split", "waves": "waves"}
 _WIDTH = 105  # of a row, without its indentation
@@ -120,7 +120,7 @@ def row(entry: Entry) -> str:
     if name.arrangement == "swap":  # names are the caller's way round, KernelConfig is the kernel's
         majors, tile, cluster = majors[::-1], tile[::-1], cluster[::-1]
     numbers = map(str, (*tile, *cluster, name.stages))
-    kernel = ["kAny16", *(_MAJOR[x] for x in majors), *numbers, _ARRANGEMENT[name.arrangement]]
+    kernel = ["kAny16", *(MAJOR[x] for x in majors), *numbers, _ARRANGEMENT[name.arrangement]]
     use = "kInvariant" if entry.invariant else "kAny"
     sizes = f"{entry.m}, {entry.n}, {entry.k}, {_DTYPES[entry.dtype]}, {use}"
     first, second = f"{{{sizes}, {{{{{', '.join(kernel)}}},", f"{{{_schedule(name.tokens)}}}}}}}"

@@ -3,14 +3,13 @@ CTA of a cluster may end while its peers still work. Every kernel, in CUDA graph
 """
 
 import contextlib
-import json
 import math
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch_cases import assert_same, capture, integers  # noqa: E402
+from torch_cases import assert_same, capture, gpu_events, integers  # noqa: E402
 
 from hopgemm import _core, plan  # noqa: E402
 from hopgemm.torch import matmul  # noqa: E402
@@ -111,9 +110,7 @@ def test_as_many_launches_as_planned(tmp_path, config):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         matmul(a, b, out=d, config=config)
         torch.cuda.synchronize()
-    profile.export_chrome_trace(str(tmp_path / "trace.json"))
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    grids = [e["args"]["grid"] for e in events if e.get("cat") == "kernel" and "hopgemm" in e["name"]]
+    grids = [e["args"]["grid"] for e in gpu_events(profile, tmp_path)[1]]
     assert grids == [[planned.grid, 1, 1]] * planned.launches
     rows = torch.arange(0, 4096, 61, device="cuda")
     assert_same(d[rows], (a[rows].float() @ b.float()).bfloat16(), planned.config)

@@ -1,7 +1,6 @@
 """hopgemm.torch on a Hopper GPU within torch: autograd, streams, graphs, threads, devices, torch.compile."""
 
 import functools
-import json
 import os
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch_cases  # noqa: E402
-from torch_cases import DTYPES, GPU_BATCHES, assert_same, capture, reference  # noqa: E402
+from torch_cases import DTYPES, GPU_BATCHES, assert_same, capture, gpu_events, reference  # noqa: E402
 
 import hopgemm  # noqa: E402
 import hopgemm.torch  # noqa: E402
@@ -162,9 +161,7 @@ def test_every_launch_is_on_the_stream_of_its_call(name, tmp_path):
             matmul(source, b, out=out, config=config)
         stream.synchronize()
     assert_same(out, want)
-    profile.export_chrome_trace(str(tmp_path / "trace.json"))
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    ours = [e for e in events if e.get("cat") == "kernel" and "hopgemm" in e["name"]]
+    events, ours = gpu_events(profile, tmp_path)
     others = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy") and e not in ours]
     assert len(ours) > (name in ("packed", "tail", "launches"))
     assert len({e["args"]["stream"] for e in ours + others}) == 1
@@ -379,16 +376,21 @@ def test_sm_limits_and_batch_invariance_give_exact_results():
     assert_same(matmul(x, w), matmul(x, w))
 
 
+def keep_busy(streams, a, b):
+    """Products on each of these streams, after all that was begun before."""
+    torch.cuda.synchronize()
+    for stream in streams:
+        with torch.cuda.stream(stream):
+            for _ in range(20):
+                torch.mm(a, b)
+
+
 def test_the_same_bits_beside_busy_streams():
     a, b = torch.randn(1111, 2048, device="cuda").bfloat16(), torch.randn(2048, 776, device="cuda").bfloat16()
     first = matmul(a, b)
     streams = [torch.cuda.Stream() for _ in range(8)]
     for busy_streams in (0, 1, 2, 8):
-        torch.cuda.synchronize()
-        for stream in streams[:busy_streams]:
-            with torch.cuda.stream(stream):
-                for _ in range(20):
-                    torch.mm(a, b)
+        keep_busy(streams[:busy_streams], a, b)
         assert all(torch.equal(matmul(a, b), first) for _ in range(100)), busy_streams
 
 
@@ -442,11 +444,7 @@ def test_batch_invariance_beside_busy_streams():
     with hopgemm.batch_invariant():
         first, streams = matmul(a, b), [torch.cuda.Stream() for _ in range(8)]
         for busy_streams in (0, 1, 2, 8):
-            torch.cuda.synchronize()
-            for stream in streams[:busy_streams]:
-                with torch.cuda.stream(stream):
-                    for _ in range(20):
-                        torch.mm(a, b)
+            keep_busy(streams[:busy_streams], a, b)
             for rows in (slice(0, 300), slice(7, 72), slice(299, 300)):
                 assert torch.equal(matmul(a[rows], b), first[rows]), (busy_streams, rows)
 

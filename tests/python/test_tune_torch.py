@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch_cases import capture  # noqa: E402
+from torch_cases import capture, gpu_events  # noqa: E402
 
 import hopgemm  # noqa: E402
 from hopgemm import _cache, _context, _core, _plan, _tune, _tune_race, _tune_torch  # noqa: E402
@@ -237,7 +237,5 @@ def test_a_tuned_config_reaches_eager_and_compiled_calls(tmp_path):
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             assert (call() == 512).all()
             torch.cuda.synchronize()
-        profile.export_chrome_trace(str(tmp_path / "trace.json"))
-        events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-        grids = [e["args"]["grid"] for e in events if e.get("cat") == "kernel" and "hopgemm" in e["name"]]
+        grids = [e["args"]["grid"] for e in gpu_events(profile, tmp_path)[1]]
         assert grids == [[3, 1, 1]]

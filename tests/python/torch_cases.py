@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import itertools
+import json
 
 import pytest
 import torch
@@ -139,3 +140,11 @@ def canary(*shape, dtype=torch.bfloat16):
 def raises(kind, *texts):
     """pytest.raises, for a message with these pieces in this order."""
     return pytest.raises(kind, match="(?s)" + ".*".join(texts))
+
+
+def gpu_events(profile, folder):
+    """What a torch.profiler.profile saw, as Chrome has it, and our kernels among that."""
+    path = folder / "trace.json"
+    profile.export_chrome_trace(str(path))
+    events = json.loads(path.read_text())["traceEvents"]
+    return events, [e for e in events if e.get("cat") == "kernel" and "hopgemm" in e["name"]]
