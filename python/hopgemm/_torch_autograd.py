@@ -144,9 +144,7 @@ class _Gemm(torch.autograd.Function):
         out: torch.Tensor = call(*args)
         a, b, c, bias, alpha, beta, _, _, sm_limit, batch_invariant = args
         _, need_a, need_b, *_ = ctx.needs_input_grad
-        if forward_ad._current_level >= 0:
-            ctx.save_for_forward(a, b)
-            need_a = need_b = True
+        ctx.save_for_forward(a, b)  # dropped when the call ends
         ctx.save_for_backward(a if need_b else None, b if need_a else None)
         ctx.shapes = [None if t is None else t.shape for t in (a, b, c, bias)]
         ctx.dtypes = [None if t is None else t.dtype for t in (a, c, bias, out)]
@@ -178,7 +176,7 @@ class _Gemm(torch.autograd.Function):
         # HAZARD: as in forward, apply has switched forward mode off, and a level below may need it. With it
         # on, the primals must not be duals of this level again.
         with forward_ad._set_fwd_grad_enabled(True):
-            a, b = (forward_ad.unpack_dual(t).primal for t in ctx.saved_tensors)
+            a, b = (forward_ad.unpack_dual(t, level=0).primal for t in ctx.saved_tensors)  # the one there is
             terms = []
             if ta is not None:
                 terms.append(product(ta, b, out_dtype=torch.float32, **ctx.options))
@@ -276,12 +274,11 @@ def _redispatch_levels(keyset: Any, grad: bool, forward: bool, *args: Any) -> to
 def _autograd(keyset: Any, *given: Any) -> torch.Tensor:
     args = Args(*given)
     keyset = keyset & torch._C._after_autograd_keyset
-    grad = is_grad_enabled()
-    if not ((grad and torch._C._any_requires_grad(*args[:4])) or forward_ad._current_level >= 0):
-        return _redispatch(keyset, *args)
+    # HAZARD: also where nothing seems to want a derivative. Compiled code enters forward mode in C++ alone:
+    # `forward_ad._current_level` stays -1, and only apply itself sees the tangents.
     if not are_transforms_active():
         return _apply(functools.partial(_redispatch, keyset), *args)
-    call = functools.partial(_redispatch_levels, keyset, grad, torch._C._is_fwd_grad_enabled())
+    call = functools.partial(_redispatch_levels, keyset, is_grad_enabled(), torch._C._is_fwd_grad_enabled())
     with functorch.enable_single_level_autograd_function():  # type: ignore[attr-defined]
         return _apply(call, *args)
 

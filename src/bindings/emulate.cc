@@ -120,11 +120,11 @@ Status run(hopgemm_emulation& e, std::string& broken) {
                                                   schedule.tail > 0 ? sums : nullptr);
   launch.seed = e.seed, launch.log = e.on_event != nullptr;
   const TileGrid walk = launch.params.grid;
-  const int cluster = cluster_size(instance->config, schedule.split), items = num_items(walk);
-  const int count = items_per_launch(walk, schedule.waves, plan.grid / cluster);
-  for (int first = 0; first < items && broken.empty(); first += count) {
-    launch.params.grid = launch_at(walk, first, count);
-    launch.num_ctas = std::min(plan.grid / cluster, items - first) * cluster;
+  const int cluster = cluster_size(instance->config, schedule.split);
+  const Launches launches(walk, schedule.waves, plan.grid / cluster);
+  for (int i = 0; i < launches.count() && broken.empty(); ++i) {
+    launch.params.grid = launches.grid(i);
+    launch.num_ctas = launches.clusters(i) * cluster;
     broken = run_launch(*instance, launch, e);
   }
   if (broken.empty() && schedule.tail > 0) emulated::add_tail(normal, instance->config, walk, sums);

@@ -40,12 +40,11 @@ Status launch(const Instance& instance, const GemmParams<CUtensorMap>& params, i
 // One launch, or one after the other as the schedule has them.
 Status launch_all(const Instance& instance, const Schedule& schedule, GemmParams<CUtensorMap>& params,
                   int grid, cudaStream_t stream) {
-  const TileGrid walk = params.grid;
-  const int cluster = cluster_size(instance.config, schedule.split), items = num_items(walk);
-  const int count = items_per_launch(walk, schedule.waves, grid / cluster);
-  for (int first = 0; first < items; first += count) {
-    params.grid = launch_at(walk, first, count);
-    HOPGEMM_TRY(launch(instance, params, std::min(grid / cluster, items - first) * cluster, stream));
+  const int cluster = cluster_size(instance.config, schedule.split);
+  const Launches launches(params.grid, schedule.waves, grid / cluster);
+  for (int i = 0; i < launches.count(); ++i) {
+    params.grid = launches.grid(i);
+    HOPGEMM_TRY(launch(instance, params, launches.clusters(i) * cluster, stream));
   }
   return {};
 }

@@ -76,10 +76,9 @@ Status choose(const NormalProblem& p, const Problem& problem, const char* config
   if (!is_valid_tail(c, choice.schedule, blocks, k_tiles))
     return failure(
         Code::kInvalidArgument,
-        "hopgemm: config is '%s' and cuts the last %d tiles of %.9g into %d ranges; a tail is of a kernel "
-        "that is "
-        "not"
-        " swapped, of at most %d tiles, ranges and the steps of 64 that it has (%d a tile). Take less, or"
+        "hopgemm: config is '%s' and cuts the last %d tiles of %.9g into %d ranges; a tail is of a kernel"
+        " that is not swapped, of at most %d tiles, ranges and the steps of 64 that it has (%d a tile). Take "
+        "less, or"
         " \"auto\"",
         config, choice.schedule.tail, blocks, choice.schedule.ranges, kMaxTail, k_tiles);
   if (problem.batch_invariant && parts_k(choice.schedule))
@@ -162,8 +161,7 @@ Status make_plan(const Problem& problem, const char* config, const DeviceFacts& 
   plan.tiles = tiles * p.batch_inner * p.batch_outer;
   plan.grid = grid_size(chosen, grid, sm_count);
   plan.waves = static_cast<double>(grid.num_blocks) * cluster / plan.grid;
-  plan.launches =
-      ceil_div(num_items(grid), items_per_launch(grid, chosen.schedule.waves, plan.grid / cluster));
+  plan.launches = Launches(grid, chosen.schedule.waves, plan.grid / cluster).count();
   plan.sums_bytes = sums_bytes(chosen.kernel, grid);
   plan.workspace_bytes = packed_bytes(p) + plan.sums_bytes;
   return {};

@@ -155,17 +155,33 @@ HOPGEMM_HOST_DEVICE constexpr Piece piece_at(const TileGrid& g, int place) {
 
 // CTAs that read the same panels drift apart, wave by wave, until what one has read has left L2 before the
 // next one asks for it (16384^3: 20 to 28 GB from DRAM, 9 where they do not). A launch that ends
-// after a few waves lines them up again, since the next one waits for all of it.
-HOPGEMM_HOST_DEVICE constexpr int items_per_launch(const TileGrid& g, int waves, int clusters) {
-  const int64_t items = int64_t{waves} * clusters;
-  return waves > 0 && items < num_items(g) ? static_cast<int>(items) : num_items(g);
-}
-// The part of the whole walk that begins with item `first` and has at most `count`.
-HOPGEMM_HOST_DEVICE constexpr TileGrid launch_at(TileGrid g, int first, int count) {
-  g.first = first;
-  if (count < num_items(g) - first) g.end = place_of_item(g, first + count);
-  return g;
-}
+// after a few waves lines them up again, since the next one waits for all of it. 0 waves: one launch.
+class Launches {
+ public:
+  constexpr Launches(const TileGrid& walk, int waves, int clusters)
+      : walk_(walk),
+        clusters_(clusters),
+        items_(num_items(walk)),
+        items_each_(items_) {
+    if (waves > 0 && int64_t{waves} * clusters < items_) items_each_ = waves * clusters;
+  }
+  constexpr int count() const { return (items_ + items_each_ - 1) / items_each_; }
+  // Of launch i: its part of the walk, and its clusters.
+  constexpr TileGrid grid(int i) const {
+    TileGrid g = walk_;
+    g.first = i * items_each_;
+    if (g.first + items_each_ < items_) g.end = place_of_item(g, g.first + items_each_);
+    return g;
+  }
+  constexpr int clusters(int i) const {
+    const int left = items_ - i * items_each_;
+    return left < clusters_ ? left : clusters_;
+  }
+
+ private:
+  TileGrid walk_;
+  int clusters_, items_, items_each_;
+};
 
 // First row of a CTA's part in the matrix of sums, which is tile_n columns wide.
 HOPGEMM_HOST_DEVICE constexpr int64_t part_row(const KernelConfig& c, int part, int cta_rank) {

@@ -20,11 +20,10 @@ bool same(const KSteps& x, const KSteps& y) {
 // What the clusters of a pool do, launch after launch.
 template <KernelConfig kConfig, class Visit>
 void walk(const TileGrid& grid, int waves, int clusters, int rank, Visit&& visit) {
-  const int count = items_per_launch(grid, waves, clusters);
-  int launches = 0;
-  for (int first = 0; first < num_items(grid); first += count, ++launches) {
-    const TileGrid launch = launch_at(grid, first, count);
-    for (int cluster = 0; cluster < clusters; ++cluster) {
+  const Launches launches(grid, waves, clusters);
+  for (int i = 0; i < launches.count(); ++i) {
+    const TileGrid launch = launches.grid(i);
+    for (int cluster = 0; cluster < launches.clusters(i); ++cluster) {
       int items = 0;  // whole ones
       for (TileScheduler<kConfig> tiles(launch, cluster, clusters, rank); tiles.valid(); tiles.next()) {
         visit(tiles);
@@ -33,7 +32,8 @@ void walk(const TileGrid& grid, int waves, int clusters, int rank, Visit&& visit
       CHECK(waves == 0 || items <= waves);
     }
   }
-  CHECK(launches == (waves == 0 ? 1 : (num_items(grid) + waves * clusters - 1) / (waves * clusters)));
+  const int each = waves * clusters;
+  CHECK(launches.count() == (waves == 0 ? 1 : (num_items(grid) + each - 1) / each));
 }
 
 template <int kClusterM, int kClusterN> struct Walk {

@@ -12,6 +12,7 @@ from torch._dynamo.backends.common import aot_autograd  # noqa: E402
 from torch._dynamo.testing import CompileCounter  # noqa: E402
 from torch._functorch.partitioners import min_cut_rematerialization_partition  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
 from torch.utils.checkpoint import (  # noqa: E402
     CheckpointPolicy,
     checkpoint,
@@ -247,18 +248,48 @@ MAPPED = {  # of f: what torch.func makes of it, and the shapes of a and b
     "vmap of grad": (lambda f: torch.vmap(torch.func.grad(squares(f), (0, 1)), (0, None)), A3, B3[1:]),
     "grad of vmap": (lambda f: torch.func.grad(squares(torch.vmap(f, (0, None))), (0, 1)), A3, B3[1:]),
     "jacrev": (lambda f: torch.func.jacrev(f, (0, 1)), A3[1:], B3[1:]),
+    "jacfwd": (lambda f: torch.func.jacfwd(f, (0, 1)), A3[1:], B3[1:]),
+    "jvp": (lambda f: lambda a, b: torch.func.jvp(f, (a, b), (b.mT, a.mT)), (3, 4), (4, 3)),
+    "jvp of one": (lambda f: lambda a, b: torch.func.jvp(lambda t: f(t, b), (a,), (a,)), A3[1:], B3[1:]),
+    "vmap of jvp": (
+        lambda f: lambda a, b: torch.vmap(lambda t: torch.func.jvp(lambda s: f(s, b), (t,), (t,)))(a),
+        A3,
+        B3[1:],
+    ),
+    "grad of jvp": (
+        lambda f: torch.func.grad(lambda a, b: torch.func.jvp(squares(f), (a, b), (a, b))[1], (0, 1)),
+        A3[1:],
+        B3[1:],
+    ),
+    "hessian": (lambda f: torch.func.hessian(squares(f), (0, 1)), (2, 3), (3, 2)),
 }
 
 
+# "eager" runs the levels of the transforms at each call, "aot_eager" while tracing.
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("name", MAPPED)
-def test_compiled_transforms(name):
+def test_compiled_transforms(name, backend):
     transform, *shapes = MAPPED[name]
     args = [integers(*shape, dtype=torch.float16) for shape in shapes]
-    compiled = torch.compile(lambda *t: transform(matmul)(*t), fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(lambda *t: transform(matmul)(*t), fullgraph=True, backend=backend)
     got, want = compiled(*args), transform(torch.matmul)(*(t.double() for t in args))
     leaves = torch.utils._pytree.tree_leaves
     for x, y in zip(leaves(got), leaves(want), strict=True):
         assert_same(x, y.half())
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_forward_mode_inside_compiled_code(backend):
+    def run(a, b, c, bias):
+        with forward_ad.dual_level():
+            a, c, bias = (forward_ad.make_dual(t, t) for t in (a, c, bias))
+            return tuple(forward_ad.unpack_dual(matmul(a, b, c=c, bias=bias, alpha=2.0, beta=3.0)))
+
+    a, b, c, bias = integers(3, 4), integers(4, 5), integers(3, 5), integers(5)
+    primal, tangent = torch.compile(run, fullgraph=True, backend=backend)(a, b, c, bias)
+    want = (2 * a.float() @ b.float() + 3 * c + bias).bfloat16()
+    assert_same(primal, want)
+    assert_same(tangent, want)  # linear in what varies
 
 
 @pytest.mark.parametrize("save", [True, False])
