@@ -24,7 +24,7 @@ from ._config_name import ConfigName
 
 # CTAs of a cluster that share a tile's K, and walks over the tiles (docs/tuning.md).
 _SPLITS = (2, 4)
-_WALKS = ("+m4", "+m8", "+m16", "+n4", "+n8")
+_WALKS = ("+m4", "+m8", "+m16", "+n1", "+n4", "+n8")
 _TILE_K = 64
 _PADDING = 8  # times the elements of the tiles that fit best: more is no candidate
 _MOST_WAVES = 8  # after more of them the last one hardly counts
@@ -236,11 +236,16 @@ def _splits(tiles: int, key: Key) -> list[str]:
     return [f"+split{x}" for x in _SPLITS if x * tiles <= most and x * 2 * _TILE_K <= key.k]
 
 
+def _cluster_tiles(kernel: ConfigName, key: Key) -> tuple[int, int]:
+    """Of one product: along M, and along N."""
+    along_m, along_n = kernel.tile_m * kernel.cluster_m, kernel.tile_n * kernel.cluster_n
+    return math.ceil(key.m / along_m), math.ceil(key.n / along_n)
+
+
 def _tails(kernel: ConfigName, key: Key) -> list[str]:
     """Tails that give every cluster as much: of the last wave, of the last two, in parts of whole tiles."""
     clusters = key.sm_count // (kernel.cluster_m * kernel.cluster_n)
-    down = math.ceil(key.m / (kernel.tile_m * kernel.cluster_m))
-    across = math.ceil(key.n / (kernel.tile_n * kernel.cluster_n))
+    down, across = _cluster_tiles(kernel, key)
     blocks = down * across * key.batch_inner * key.batch_outer
     last = blocks % clusters
     if not last or blocks > _MOST_WAVES * clusters:
@@ -256,14 +261,19 @@ def _tails(kernel: ConfigName, key: Key) -> list[str]:
 
 
 def schedules(configs: Iterable[str], key: Key, gpu: str) -> list[str]:
-    """Other walks over the tiles for these kernels, where there are more tiles than CTAs."""
+    """Other walks over the tiles for these kernels.
+
+    Of a single wave, too: neighbours in the walk are on different parts of the chip, and reads of one panel
+    are joined within a part (docs/notes/2026-12-01-coalescing.md).
+    """
     names = []
     for config in configs:
-        instance, tokens = config.partition("+")[0], _config_name.parse(config).tokens
+        instance, kernel = config.partition("+")[0], _config_name.parse(config)
+        tokens = kernel.tokens
         parts = "".join(f"+{x}" for x in tokens if x.startswith(("split", "tail")))
         launches = dict.fromkeys(["", *(f"+{x}" for x in tokens if x.startswith("waves"))])
-        if plan_of(key, gpu, config)["waves"] <= 1:
-            continue
+        if plan_of(key, gpu, config)["waves"] <= 1 and 1 in _cluster_tiles(kernel, key):
+            continue  # one row of tiles, or one column: there is one order
         # HAZARD: a name without a schedule stands for the usual one: "all CTAs" has to be said by number.
         pools = dict.fromkeys([f"ctas{key.sm_count}", *(x for x in tokens if x.startswith("ctas"))])
         for walk, pool, waves in itertools.product(_WALKS, pools, launches):

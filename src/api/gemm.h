@@ -71,7 +71,8 @@ enum class Code : int32_t {
 // A message names the argument, the value found, the rule, and the way out.
 struct Status {
   Code code = Code::kOk;
-  char message[384] = "";
+  char message[384];
+  Status() { message[0] = '\0'; }  // the rest is not worth a call's time
   bool ok() const { return code == Code::kOk; }
 };
 

@@ -31,7 +31,8 @@ struct Labels {
 using Dims = std::span<const int64_t>;
 
 [[gnu::format(printf, 1, 2)]] inline Status invalid(const char* format, ...) {
-  Status status{Code::kInvalidArgument};
+  Status status;
+  status.code = Code::kInvalidArgument;
   va_list args;
   va_start(args, format);
   std::vsnprintf(status.message, sizeof status.message, format, args);

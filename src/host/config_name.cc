@@ -62,7 +62,8 @@ bool is_automatic(const char* name) { return !name || !*name || !std::strcmp(nam
 
 void format_config(const Instance& instance, const Schedule& s, char (&name)[kMaxConfigName]) {
   const Schedule usual;
-  int used = std::snprintf(name, kMaxConfigName, "%s", instance.name);
+  int used = static_cast<int>(std::strlen(instance.name));
+  std::memcpy(name, instance.name, used + 1);
   auto add = [&](const char* format, auto value) {
     used += std::snprintf(name + used, kMaxConfigName - used, format, value);
   };

@@ -307,8 +307,6 @@ void check_names() {
   refuse(row_major(64, 64, 64), {"does not fit"}, "f16_kn_128x128x64_c1x1_s6_pingpong");
 }
 
-// A launch for every few waves where a long K lets clusters drift apart; never with a tail, nor for a config
-// that is named with its schedule.
 void check_memory() {
   DeviceFacts h100;
   std::snprintf(h100.name, sizeof h100.name, "NVIDIA H100 80GB HBM3");
@@ -325,6 +323,8 @@ void check_memory() {
   CHECK(cycles(plan_of(large, "", h100)) == cycles(plan_of(large, "", fast)));
 }
 
+// A launch for every few waves where a long K lets clusters drift apart; never with a tail, nor for a config
+// that is named with its schedule.
 void check_launches() {
   struct {
     int64_t m, n, k;
