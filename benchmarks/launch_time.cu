@@ -107,6 +107,9 @@ void run(int64_t m, int64_t n, int64_t k, const char* end) {
 }  // namespace
 
 int main() {
+  const auto start = std::chrono::steady_clock::now();
+  while (std::chrono::steady_clock::now() - start < std::chrono::seconds(1)) {
+  }  // the core's clock rises
   check(cudaFuncSetAttribute(bare, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes));
   std::printf("[\n");
   run(128, 128, 128, ",");

@@ -69,6 +69,47 @@ def as_limit(n: int) -> int:
     return min(operator.index(n), 2**31 - 1)
 
 
+def check_config(function: str, config: Any) -> str:
+    """A config as the core takes it, "" where hopgemm chooses; TypeError unless it is a name or None."""
+    if config is None:
+        return ""
+    if not isinstance(config, str):
+        raise TypeError(
+            f"hopgemm.{function}: config is {shown(config)}; it must be a name (str) or None. "
+            "Take one from hopgemm.plan(a, b).config"
+        )
+    return config
+
+
+def check_flag(function: str, name: str, value: Any, default: bool) -> bool:
+    """The default for None; TypeError unless it is True or False: the string "0" would count as true."""
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise TypeError(
+            f"hopgemm.{function}: {name} is {shown(value)}; it must be a bool or None. "
+            f"Write {name}=True or {name}=False"
+        )
+    return value
+
+
+def check_sm_limit(function: str, sm_limit: Any, default: int) -> int:
+    """The default for None; TypeError unless it is an integer, ValueError if it is negative."""
+    if sm_limit is None:
+        return default
+    if isinstance(sm_limit, bool) or not (isinstance(sm_limit, int) or hasattr(sm_limit, "__index__")):
+        raise TypeError(
+            f"hopgemm.{function}: sm_limit is {shown(sm_limit)}; it must be an int or None. "
+            "Convert it with int()"
+        )
+    if sm_limit < 0:
+        raise ValueError(
+            f"hopgemm.{function}: sm_limit is {sm_limit}; it must be 0 (all SMs) or positive. "
+            "Write 0, or leave it out"
+        )
+    return as_limit(sm_limit)
+
+
 def parse_environment(field: str) -> Any:
     """The value of a setting's variable; its neutral value where unset. ValueError names the variable."""
     name = ENVIRONMENT[field]

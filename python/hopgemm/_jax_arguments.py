@@ -22,32 +22,12 @@ def options(
     batch_invariant: bool | None, fallback: bool | None, sm_limit: int | None, config: str | None
 ) -> Options:
     settings = _context.current()
-    if sm_limit is not None:
-        if isinstance(sm_limit, bool) or not hasattr(sm_limit, "__index__"):
-            raise TypeError(
-                f"hopgemm.jax: sm_limit is {_context.shown(sm_limit)}; must be an int, 0: all SMs. "
-                "Convert it with int()"
-            )
-        if sm_limit < 0:
-            raise ValueError(
-                f"hopgemm.jax: sm_limit is {sm_limit}; must be 0 (all SMs) or more. Write 0, or leave it out"
-            )
-    for name, flag in (("batch_invariant", batch_invariant), ("fallback", fallback)):
-        if flag is not None and not isinstance(flag, bool):
-            raise TypeError(
-                f"hopgemm.jax: {name} is {_context.shown(flag)}; must be a bool or None. "
-                f"Write {name}=True or {name}=False"
-            )
-    if config is not None and not isinstance(config, str):
-        raise TypeError(
-            f"hopgemm.jax: config is {_context.shown(config)}; must be a config's name or None. "
-            "Take one from hopgemm.plan(a, b).config"
-        )
+    name = _context.check_config("jax", config)
     return Options(
-        "" if config in (None, "auto") else config,
-        settings.sm_limit if sm_limit is None else _context.as_limit(sm_limit),
-        settings.batch_invariant if batch_invariant is None else batch_invariant,
-        settings.fallback if fallback is None else fallback,
+        "" if name == "auto" else name,
+        _context.check_sm_limit("jax", sm_limit, settings.sm_limit),
+        _context.check_flag("jax", "batch_invariant", batch_invariant, settings.batch_invariant),
+        _context.check_flag("jax", "fallback", fallback, settings.fallback),
     )
 
 

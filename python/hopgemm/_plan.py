@@ -21,19 +21,6 @@ _PATHS = {
     "fill": "no product: the result is beta * c + bias",
     "gemm": "the kernel",
 }
-# What an option must be, and the way there.
-_NUMBER: tuple[Any, str, str] = (
-    (SupportsFloat, SupportsIndex),
-    "a number",
-    "Convert it with float(), or leave it out",
-)
-_OPTIONS: dict[str, tuple[Any, str, str]] = {
-    "alpha": _NUMBER,
-    "beta": _NUMBER,
-    "batch_invariant": ((bool, type(None)), "a bool or None", "Write True or False"),
-    "sm_limit": ((SupportsIndex, type(None)), "an int or None", "Convert it with int()"),
-    "config": ((str, type(None)), "a name (str) or None", "Take one from hopgemm.plan(a, b).config"),
-}
 _STORES = {"tma": "TMA, through shared memory", "direct": "vector stores, through shared memory"}
 
 
@@ -145,42 +132,39 @@ def plan(
         )
     else:
         left, right = _from_operand("a", a), _from_operand("b", b)
-    if left.dtype != right.dtype:
-        raise TypeError(
-            f"hopgemm.plan: a is {left.dtype} and b is {right.dtype}; must be one dtype, bfloat16 or "
-            "float16. Cast one of them"
-        )
+        if left.dtype != right.dtype or left.dtype not in ("bfloat16", "float16"):
+            raise TypeError(
+                f"hopgemm.plan: a is {left.dtype} and b is {right.dtype}; must be one dtype, bfloat16 or "
+                "float16. Cast them"
+            )
     product, where = _described(left, right, out, out_dtype)
     if device is not None:
         where["device"] = device_index(device)
     _cache.install()
     settings = _context.current()
-    try:
-        planned = _core.plan(
-            *product,
-            **where,
-            alpha=alpha,
-            beta=beta,
-            c=c is not None and c is not False,
-            bias=bias is not None and bias is not False,
-            config=config or "",
-            sm_limit=settings.sm_limit if sm_limit is None else _context.as_limit(sm_limit),
-            batch_invariant=settings.batch_invariant if batch_invariant is None else batch_invariant,
-        )
-    except TypeError:
-        _explain_types(
-            alpha=alpha, beta=beta, batch_invariant=batch_invariant, sm_limit=sm_limit, config=config
-        )
-        raise
+    planned = _core.plan(
+        *product,
+        **where,
+        alpha=_number("alpha", alpha),
+        beta=_number("beta", beta),
+        c=c is not None and c is not False,
+        bias=bias is not None and bias is not False,
+        config=_context.check_config("plan", config),
+        sm_limit=_context.check_sm_limit("plan", sm_limit, settings.sm_limit),
+        batch_invariant=_context.check_flag(
+            "plan", "batch_invariant", batch_invariant, settings.batch_invariant
+        ),
+    )
     return Plan(**planned)
 
 
-def _explain_types(**options: Any) -> None:
-    """After the core refused: raises the TypeError that says which option is why, if one is."""
-    for name, value in options.items():
-        kind, rule, way = _OPTIONS[name]
-        if not isinstance(value, kind):
-            raise TypeError(f"hopgemm.plan: {name} is {shown(value)}; must be {rule}. {way}") from None
+def _number(name: str, value: Any) -> float:
+    if not isinstance(value, (SupportsFloat, SupportsIndex)):
+        raise TypeError(
+            f"hopgemm.plan: {name} is {shown(value)}; must be a number. "
+            "Convert it with float(), or leave it out"
+        )
+    return float(value)
 
 
 def operands(a: Any, b: Any, out: Any = None, out_dtype: Any = None) -> tuple[list[Any], dict[str, Any]]:

@@ -19,8 +19,7 @@ from typing import Any
 
 import torch
 
-from . import _torch_checks
-from ._context import Block, Settings, current
+from ._context import Block, Settings, check_flag, check_sm_limit, current
 from ._torch_library import SHARED_LIBRARY
 
 
@@ -65,10 +64,8 @@ class override(Block):
     """
 
     def __init__(self, *, batch_invariant: bool | None = None, sm_limit: int | None = None) -> None:
-        if batch_invariant is not None:
-            _torch_checks.check_flag("batch_invariant", batch_invariant, "torch.override")
-        if sm_limit is not None:
-            _torch_checks.check_sm_limit(sm_limit, "torch.override")
+        check_flag("torch.override", "batch_invariant", batch_invariant, default=False)
+        check_sm_limit("torch.override", sm_limit, default=0)
         self._batch_invariant, self._sm_limit = batch_invariant, sm_limit
         self._depth = 0
         self._over: Counter[tuple[str, str]] = Counter()  # calls in blocks that are over

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ._context import as_limit, shown
+from ._context import shown
 
 OPERAND_DTYPES = (torch.bfloat16, torch.float16)
 _FLOAT32_TINY, _FLOAT32_MAX = 2.0**-149, torch.finfo(torch.float32).max
@@ -87,41 +87,6 @@ def check_vectors(
             f"hopgemm.matmul: c is {describe(c)}; it must broadcast to the result, which has {result_dims} "
             "dimensions. Reshape it with .reshape()"
         )
-
-
-def check_config(config: Any) -> str:
-    """TypeError unless this is a name."""
-    if not isinstance(config, str):
-        raise TypeError(
-            f"hopgemm.matmul: config is {shown(config)}; it must be a name (str) or None. "
-            "Take one from hopgemm.plan(a, b).config"
-        )
-    return config
-
-
-def check_flag(name: str, value: Any, function: str = "matmul") -> bool:
-    """TypeError unless this is True or False: the string "0" would count as true."""
-    if not isinstance(value, bool):
-        raise TypeError(
-            f"hopgemm.{function}: {name} is {shown(value)}; it must be a bool or None. "
-            f"Write {name}=True or {name}=False"
-        )
-    return value
-
-
-def check_sm_limit(sm_limit: Any, function: str = "matmul") -> int:
-    """TypeError unless this is an integer, ValueError if it is negative."""
-    if isinstance(sm_limit, bool) or not isinstance(sm_limit, int):
-        raise TypeError(
-            f"hopgemm.{function}: sm_limit is {shown(sm_limit)}; it must be an int or None. "
-            "Convert it with int()"
-        )
-    if sm_limit < 0:
-        raise ValueError(
-            f"hopgemm.{function}: sm_limit is {sm_limit}; it must be 0 (all SMs) or positive. "
-            "Write 0, or leave it out"
-        )
-    return as_limit(sm_limit)
 
 
 def check_tensors(

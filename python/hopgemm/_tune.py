@@ -78,14 +78,14 @@ def tune(
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise ValueError(f"hopgemm.tune: batch is {batch!r}; must be 1 or more")
     settings = _context.current()
-    limit = settings.sm_limit if sm_limit is None else _context.as_limit(sm_limit)
-    invariant = settings.batch_invariant if batch_invariant is None else batch_invariant
+    limit = _context.check_sm_limit("tune", sm_limit, settings.sm_limit)
+    invariant = _context.check_flag("tune", "batch_invariant", batch_invariant, settings.batch_invariant)
     module = _framework(framework)
     device = module.current_device()
     gpu = _hopper(device)
     _cache.install()
     where = {"facts": {"name": gpu["name"], "sm_count": gpu["sm_count"]}, "sm_limit": limit}
-    where["batch_invariant"] = bool(invariant)
+    where["batch_invariant"] = invariant
     # All of them before anything is measured.
     keys = [
         key_of(size, name, layout, batch, _out_name(out_dtype, name), where)

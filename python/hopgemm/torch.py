@@ -19,6 +19,9 @@ import torch
 from torch.autograd.graph import increment_version as _increment_version
 
 from . import _cache, _core, _torch_autograd, _torch_checks, _torch_cpu, _torch_flops, _torch_transforms
+from ._context import check_config as _check_config
+from ._context import check_flag as _check_flag
+from ._context import check_sm_limit as _check_sm_limit
 from ._context import constant_while_tracing as _constant_while_tracing
 from ._context import current as _current
 from ._context import shown as _shown
@@ -139,14 +142,12 @@ def matmul(
 
     _torch_checks.check_types(a, b, c, bias, alpha, beta)
     settings = _current()
-    may_fall_back = settings.fallback if fallback is None else _torch_checks.check_flag("fallback", fallback)
+    may_fall_back = _check_flag("matmul", "fallback", fallback, settings.fallback)
     use_torch = may_fall_back and not _kernel_runs_on(a.device)
     options = (
-        "" if config is None else _torch_checks.check_config(config),
-        settings.sm_limit if sm_limit is None else _torch_checks.check_sm_limit(sm_limit),
-        settings.batch_invariant
-        if batch_invariant is None
-        else _torch_checks.check_flag("batch_invariant", batch_invariant),
+        _check_config("matmul", config),
+        _check_sm_limit("matmul", sm_limit, settings.sm_limit),
+        _check_flag("matmul", "batch_invariant", batch_invariant, settings.batch_invariant),
     )
     if out is not None:
         _check_out(out, out_dtype, a, b, c, bias)

@@ -306,5 +306,5 @@ def test_compute_dtype_rounds_what_xla_multiplies_too(options):
 
 @pytest.mark.parametrize("flag", ["fallback", "batch_invariant"])
 def test_a_flag_is_a_bool(flag):
-    with pytest.raises(TypeError, match=f"{flag} is '0' .str.; must be a bool or None"):
+    with pytest.raises(TypeError, match=f"{flag} is '0' .str.; it must be a bool or None"):
         hj.matmul(A, B, **{flag: "0"})
