@@ -3,7 +3,7 @@
 #include <cinttypes>
 #include <cmath>
 #include <cstring>
-#include <memory>
+#include <type_traits>
 
 #include "host/config_name.h"
 #include "host/measured.h"
@@ -72,12 +72,13 @@ struct Remembered {
   Choice choice{};
 };
 Remembered& remembered(const Question& q) {
-  constexpr uint64_t kPlaces = 128;
-  static thread_local const std::unique_ptr<Remembered[]> places(new Remembered[kPlaces]);
+  // No destructor: who plans while a thread ends finds it still there.
+  static thread_local constinit Remembered places[64]{};
+  static_assert(std::is_trivially_destructible_v<Remembered>);
   uint64_t hash = 0;
   for (const int64_t x : {q.m, q.n, q.k, q.batch_inner, int64_t{q.a == q.b}, int64_t{q.batch_invariant}})
     hash = (hash ^ static_cast<uint64_t>(x)) * 0x9E3779B97F4A7C15;
-  return places[hash >> 57];
+  return places[hash >> 58];
 }
 
 Choice choose_automatically(const NormalProblem& p, const Problem& problem, const DeviceFacts& facts) {
