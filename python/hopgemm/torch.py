@@ -71,8 +71,10 @@ def matmul(
 ) -> torch.Tensor:
     """alpha * a @ b + beta * c + bias, summed in fp32 and rounded once; shapes as torch.matmul.
 
-    Differentiable to any order in a, b, c and bias, also under torch.func, autocast and torch.compile. On
-    CPU tensors torch's own operations compute the same.
+    Differentiable to any order in a, b, c and bias, also under torch.func, autocast and torch.compile (in
+    forward mode the compiled function has to hold the jvp or the dual level: of dual tensors that it is given
+    it drops the tangents, as torch's own does where Inductor fuses). On CPU tensors torch's own operations
+    compute the same.
 
     Args:
         a: (..., M, K) or (K,), bfloat16 or float16, any strides.
