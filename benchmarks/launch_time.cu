@@ -1,5 +1,6 @@
 // Host time in C++ of planning and launching a product, beside a bare launch with equal parameters: the same
-// grid, cluster, shared memory, attributes and bytes of arguments, of a kernel that does nothing.
+// grid, cluster, attributes and bytes of arguments, and 200 KB of shared memory, of a kernel that does
+// nothing.
 //
 //   nvcc -std=c++20 -arch=sm_90a -Isrc --expt-relaxed-constexpr benchmarks/launch_time.cu .../libhopgemm.so
 //   ./a.out > launch_time.json

@@ -224,6 +224,7 @@ ONE: dict[str, list[tuple[str, str, str | None]]] = {
         ("out", "hopgemm.plan(a, b, out=a)", "hopgemm.plan(a, b, out=c)"),
         ("out_dtype", "hopgemm.plan(a, b, out_dtype=float16)", "hopgemm.plan(a, b)"),
         ("alpha", 'hopgemm.plan(a, b, alpha="2")', 'hopgemm.plan(a, b, alpha=float("2"))'),
+        ("alpha", "hopgemm.plan(a, b, alpha=10**400)", "hopgemm.plan(a, b, alpha=1e30)"),
         (
             "batch_invariant",
             "hopgemm.plan(a, b, batch_invariant=1)",

@@ -93,11 +93,16 @@ def check_flag(function: str, name: str, value: Any, default: bool) -> bool:
     return value
 
 
+def _is_numpy_integer(x: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(x, numpy.integer)
+
+
 def check_sm_limit(function: str, sm_limit: Any, default: int) -> int:
     """The default for None; TypeError unless it is an integer, ValueError if it is negative."""
     if sm_limit is None:
         return default
-    if isinstance(sm_limit, bool) or not (isinstance(sm_limit, int) or hasattr(sm_limit, "__index__")):
+    if isinstance(sm_limit, bool) or not (isinstance(sm_limit, int) or _is_numpy_integer(sm_limit)):
         raise TypeError(
             f"hopgemm.{function}: sm_limit is {shown(sm_limit)}; it must be an int or None. "
             "Convert it with int()"

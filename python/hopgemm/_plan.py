@@ -164,7 +164,13 @@ def _number(name: str, value: Any) -> float:
             f"hopgemm.plan: {name} is {shown(value)}; must be a number. "
             "Convert it with float(), or leave it out"
         )
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(
+            f"hopgemm.plan: {name} is an integer beyond all floats; must be a number that float32 holds. "
+            "Scale an operand, or the result"
+        ) from None
 
 
 def operands(a: Any, b: Any, out: Any = None, out_dtype: Any = None) -> tuple[list[Any], dict[str, Any]]:

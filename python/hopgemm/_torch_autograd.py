@@ -223,8 +223,14 @@ _Mm._backward_cls.apply = _Mm.backward  # type: ignore[attr-defined]
 # ---- the Autograd key ----
 
 
-def _redispatch(keyset: Any, *args: Any) -> torch.Tensor:
-    with torch._C._AutoDispatchBelowAutograd():
+def _redispatch(keyset: Any, grad: bool, forward: bool, *args: Any) -> torch.Tensor:
+    # HAZARD: Function.apply runs forward with both grad modes off; the levels of torch.func below, dispatch
+    # modes and tensor subclasses need them as they were, or their derivatives are lost without a word.
+    with (
+        torch.set_grad_enabled(grad),
+        forward_ad._set_fwd_grad_enabled(forward),
+        torch._C._AutoDispatchBelowAutograd(),
+    ):
         if _is_for_compiled_graph(args[0], args[1]):
             return _shortest(*args)
         return gemm.redispatch(keyset, *args)
@@ -264,21 +270,25 @@ def _shortest(*given: Any) -> torch.Tensor:
     return raw_mm(*args[:2]) if args.bias is None else raw_mm_bias(args.a, args.b, args.bias)
 
 
-def _redispatch_levels(keyset: Any, grad: bool, forward: bool, *args: Any) -> torch.Tensor:
-    # HAZARD: Function.apply runs forward with both grad modes off; the levels below need them as they were,
-    # or their derivatives are lost without a word.
-    with torch.set_grad_enabled(grad), forward_ad._set_fwd_grad_enabled(forward):
-        return _redispatch(keyset, *args)
+def _is_run_by_others(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Does a dispatch mode or a subclass of tensors run the product, other than to trace it for compile?"""
+    others = dispatch_modes() or type(a) not in PLAIN or type(b) not in PLAIN
+    return bool(others) and TracingContext.try_get() is None
 
 
 def _autograd(keyset: Any, *given: Any) -> torch.Tensor:
     args = Args(*given)
     keyset = keyset & torch._C._after_autograd_keyset
+    grad = is_grad_enabled()
+    call = functools.partial(_redispatch, keyset, grad, torch._C._is_fwd_grad_enabled())
+    is_wanted = (grad and torch._C._any_requires_grad(*args[:4])) or forward_ad._current_level >= 0
+    # HAZARD: apply detaches what a dispatch mode or a subclass makes of tensors of its own.
+    if not (is_wanted or are_transforms_active()) and _is_run_by_others(*args[:2]):
+        return call(*args)
     # HAZARD: also where nothing seems to want a derivative. Compiled code enters forward mode in C++ alone:
     # `forward_ad._current_level` stays -1, and only apply itself sees the tangents.
     if not are_transforms_active():
-        return _apply(functools.partial(_redispatch, keyset), *args)
-    call = functools.partial(_redispatch_levels, keyset, is_grad_enabled(), torch._C._is_fwd_grad_enabled())
+        return _apply(call, *args)
     with functorch.enable_single_level_autograd_function():  # type: ignore[attr-defined]
         return _apply(call, *args)
 

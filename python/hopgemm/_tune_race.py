@@ -24,7 +24,7 @@ from ._config_name import ConfigName
 
 # CTAs of a cluster that share a tile's K, and walks over the tiles (docs/tuning.md).
 _SPLITS = (2, 4)
-_WALKS = ("+m4", "+m8", "+m16", "+n1", "+n4", "+n8")
+_WALKS, _USUAL_WALK = ("m4", "m8", "m16", "n1", "n4", "n8"), "m8"
 _TILE_K = 64
 _PADDING = 8  # times the elements of the tiles that fit best: more is no candidate
 _MOST_WAVES = 8  # after more of them the last one hardly counts
@@ -261,10 +261,11 @@ def _tails(kernel: ConfigName, key: Key) -> list[str]:
 
 
 def schedules(configs: Iterable[str], key: Key, gpu: str) -> list[str]:
-    """Other walks over the tiles for these kernels.
+    """Other walks over the tiles for these kernels, and pools of CTAs where there is more than one wave.
 
-    Of a single wave, too: neighbours in the walk are on different parts of the chip, and reads of one panel
-    are joined within a part (docs/notes/2026-12-01-coalescing.md).
+    Walks of a single wave, too: neighbours in the walk are on different parts of the chip, and reads of one
+    panel are joined within a part (docs/notes/2026-12-01-coalescing.md). Each order of the tiles once: of two
+    names for one, noise would choose.
     """
     names = []
     for config in configs:
@@ -272,14 +273,29 @@ def schedules(configs: Iterable[str], key: Key, gpu: str) -> list[str]:
         tokens = kernel.tokens
         parts = "".join(f"+{x}" for x in tokens if x.startswith(("split", "tail")))
         launches = dict.fromkeys(["", *(f"+{x}" for x in tokens if x.startswith("waves"))])
-        if plan_of(key, gpu, config)["waves"] <= 1 and 1 in _cluster_tiles(kernel, key):
-            continue  # one row of tiles, or one column: there is one order
+        tiles = _cluster_tiles(kernel, key)
+        own = next((x for x in tokens if re.fullmatch(r"[mn]\d+", x)), _USUAL_WALK)
+        one_wave = plan_of(key, gpu, config)["waves"] <= 1
+        tried = {_order(own, tiles)} if one_wave else set()
         # HAZARD: a name without a schedule stands for the usual one: "all CTAs" has to be said by number.
         pools = dict.fromkeys([f"ctas{key.sm_count}", *(x for x in tokens if x.startswith("ctas"))])
         for walk, pool, waves in itertools.product(_WALKS, pools, launches):
+            order = _order(walk, tiles) if one_wave else (_order(walk, tiles), pool, waves)
+            if order in tried:
+                continue
+            tried.add(order)
             with contextlib.suppress(ValueError):
-                names.append(plan_of(key, gpu, f"{instance}{walk}+{pool}{waves}{parts}")["config"])
+                names.append(plan_of(key, gpu, f"{instance}+{walk}+{pool}{waves}{parts}")["config"])
     return [name for name in dict.fromkeys(names) if name not in configs]
+
+
+def _order(walk: str, tiles: tuple[int, int]) -> tuple[str, int] | None:
+    """What a walk makes of so many tiles along M and N: strips are no wider than the result.
+
+    None: of a single row or column, where all walks are one.
+    """
+    across = tiles[1] if walk[0] == "m" else tiles[0]
+    return None if 1 in tiles else (walk[0], min(int(walk[1:]), across))
 
 
 def deals_k(config: str) -> bool:

@@ -65,7 +65,7 @@ Question question_of(const NormalProblem& p, const Problem& problem, const Devic
           .is_h200_sxm = is_h200_sxm(facts)};
 }
 
-// What this thread chose lately: a choice takes 1 to 3 us, as long as the launch that follows. A question's
+// What this thread chose lately: a choice takes 1 to 2 us, half of the launch that follows. A question's
 // place is a hash; two that share it take turns.
 struct Remembered {
   Question question{};

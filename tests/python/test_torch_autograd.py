@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch.autograd import forward_ad  # noqa: E402
+from torch.overrides import enable_reentrant_dispatch  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import hopgemm.torch  # noqa: E402
@@ -362,6 +363,25 @@ def test_compositions(f):
         assert_exact(transform(ours)(a, b, batch), transform(theirs)(x, y, z))
     for jacobian in (jacrev, jacfwd):
         assert_exact(jacobian(f, 1)(a, b), jacobian(torch.matmul, 1)(x, y))
+
+
+def test_a_dispatch_mode_may_bring_tensors_that_want_gradients():
+    """As LoRA by a mode: no operand of the call requires grad, its result does."""
+    a, b, w = integers(3, 4), integers(4, 5), integers(4, 5, grad=True)
+
+    class Adapter(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            kwargs = kwargs or {}
+            if function not in (torch.ops.aten.mm.default, OP):
+                return function(*args, **kwargs)
+            with enable_reentrant_dispatch():
+                return function(args[0], args[1] + w, *args[2:], **kwargs)
+
+    for f in (torch.mm, matmul, OP):
+        with Adapter():
+            d = f(a, b)
+        (got,) = torch.autograd.grad(d.float().sum(), w)
+        assert_exact(got, a.double().mT @ torch.ones(3, 5).double())
 
 
 @pytest.mark.parametrize("f", [matmul, OP], ids=["matmul", "operator"])

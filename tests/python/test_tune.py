@@ -182,6 +182,16 @@ def test_what_is_left_out_of_the_candidates(majors):
     assert not any("_256x" in name for name in _tune_race.candidates(KEY._replace(m=1), GPU))
 
 
+def test_each_order_of_one_wave_is_tried_once():
+    """2 x 64 tiles of 128x112: strips are 2 wide at most, and +m8 is the usual walk."""
+    key, kernel = KEY._replace(m=256, n=7168, k=16384), "bf16_kk_128x112x64_c1x1_s6_pingpong"
+    tried = _tune_race.schedules([kernel], key, GPU)
+    assert [x.split("+")[1] for x in tried] == ["m4", "m16", "n1", "n4"]
+    of_another_walk = _tune_race.schedules([f"{kernel}+n8+ctas132"], key, GPU)
+    assert [x.split("+")[1] for x in of_another_walk] == ["m4", "ctas132", "m16", "n1"]
+    assert _tune_race.schedules([kernel], key._replace(m=128), GPU) == []  # one row
+
+
 def test_tails_are_of_the_last_wave_or_two():
     """2048 x 2112 is 144 tiles of 128x256: 132 and 12, which are dealt to 132 SMs, alone or with all."""
     names = _tune_race.candidates(KEY._replace(m=2048, n=2112, k=7168), GPU)
@@ -203,9 +213,9 @@ def test_k_is_split_for_many_tiles_too():
 
 
 def test_walks_keep_the_parts_of_k():
-    key = KEY._replace(m=64, n=65536)
+    key = KEY._replace(m=128, n=65536)
     swapped = "bf16_kk_64x128x64_c1x1_s7_swap+split2"
-    assert f"{swapped.partition('+')[0]}+n8+ctas132+split2" in _tune_race.schedules([swapped], key, GPU)
+    assert f"{swapped.partition('+')[0]}+n4+ctas132+split2" in _tune_race.schedules([swapped], key, GPU)
 
 
 # ---- hopgemm.tune ----
