@@ -243,3 +243,18 @@ def test_torch_compile_follows_the_settings():
     seen.append(compiled(zero).item())
     assert seen == [0, 5, 0]
     assert len(graphs) == 2  # and no third for the way back
+
+
+def test_limits_are_integers():
+    """Of Python or NumPy, and nothing that would have to be fetched from a device to know it."""
+    numpy = pytest.importorskip("numpy")
+
+    class Index:
+        def __index__(self):
+            return 3
+
+    for good in (3, numpy.int64(3), numpy.uint8(3)):
+        assert _context.check_sm_limit("plan", good, 0) == 3
+    for bad in (Index(), True, numpy.True_, 1.5, "3", numpy.array(3), numpy.array([1, 2])):
+        with pytest.raises(TypeError, match="hopgemm.plan: sm_limit is .*; it must be an int or None"):
+            hopgemm.plan(m=64, n=64, k=64, sm_limit=bad)
