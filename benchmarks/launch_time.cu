@@ -42,7 +42,7 @@ void launch_bare(const Params& params, int grid, int cluster) {
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
-  config.gridDim = dim3(grid), config.blockDim = dim3(384), config.dynamicSmemBytes = kSmemBytes;
+  config.gridDim = dim3(grid), config.blockDim = dim3(kNumThreads), config.dynamicSmemBytes = kSmemBytes;
   config.attrs = attributes, config.numAttrs = cluster > 1 ? 2 : 1;
   void* args[] = {const_cast<Params*>(&params)};
   check(cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(bare), args));

@@ -281,16 +281,16 @@ def _autograd(keyset: Any, *given: Any) -> torch.Tensor:
     keyset = keyset & torch._C._after_autograd_keyset
     grad = is_grad_enabled()
     call = functools.partial(_redispatch, keyset, grad, torch._C._is_fwd_grad_enabled())
+    if are_transforms_active():
+        with functorch.enable_single_level_autograd_function():  # type: ignore[attr-defined]
+            return _apply(call, *args)
     is_wanted = (grad and torch._C._any_requires_grad(*args[:4])) or forward_ad._current_level >= 0
     # HAZARD: apply detaches what a dispatch mode or a subclass makes of tensors of its own.
-    if not (is_wanted or are_transforms_active()) and _is_run_by_others(*args[:2]):
+    if not is_wanted and _is_run_by_others(*args[:2]):
         return call(*args)
     # HAZARD: also where nothing seems to want a derivative. Compiled code enters forward mode in C++ alone:
     # `forward_ad._current_level` stays -1, and only apply itself sees the tangents.
-    if not are_transforms_active():
-        return _apply(call, *args)
-    with functorch.enable_single_level_autograd_function():  # type: ignore[attr-defined]
-        return _apply(call, *args)
+    return _apply(call, *args)
 
 
 def register() -> None:

@@ -61,8 +61,8 @@ Status read_facts(int device, DeviceFacts& f) {
   f.sm_count = properties.multiProcessorCount;
   f.max_smem_bytes = static_cast<int>(properties.sharedMemPerBlockOptin);
   f.l2_bytes = properties.l2CacheSize;
-  // By its clocks an H200 has 2450, and the cost model was fitted with the default: so plans made without one
-  // agree.
+  // The cost model was fitted with the default, and H200s report widths that make 2450 or 2500 of it: all of
+  // them, and plans made without one, shall choose alike.
   if (!is_h200_sxm(f)) f.dram_bytes_per_cycle = dram_bytes_per_cycle(device);
   f.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
   f.driver_version = driver_version();

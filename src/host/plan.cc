@@ -129,9 +129,8 @@ Status choose(const NormalProblem& p, const Problem& problem, const char* config
     return failure(
         Code::kInvalidArgument,
         "hopgemm: config is '%s' and cuts the last %d tiles of %.9g into %d ranges; a tail is of a kernel"
-        " that is not swapped, of at most %d tiles, ranges and the steps of 64 that it has (%d a tile). Take "
-        "less, or"
-        " \"auto\"",
+        " that is not swapped, of at most %d tiles, ranges and the steps of 64 that it has (%d a tile)."
+        " Take less, or \"auto\"",
         config, choice.schedule.tail, blocks, choice.schedule.ranges, kMaxTail, k_tiles);
   if (problem.batch_invariant && parts_k(choice.schedule))
     return failure(Code::kInvalidArgument,
